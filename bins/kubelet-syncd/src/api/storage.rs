@@ -111,6 +111,11 @@ impl ClusterReader for StorageObjects {
         }
     }
 
+    fn driver_changes(&self) -> BoxStream<'static, ()> {
+        let next = |mut seen: value::Receiver<Known>| async move { seen.changed().await.ok().map(|()| ((), seen)) };
+        futures_util::stream::unfold(self.drivers(), next).boxed()
+    }
+
     fn node(&self) -> value::Receiver<Option<Arc<Node>>> {
         self.objects.node()
     }

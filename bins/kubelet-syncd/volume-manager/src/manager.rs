@@ -115,6 +115,7 @@ impl VolumeManager {
         });
         tokio::spawn(manager.clone().follow_node());
         tokio::spawn(manager.clone().follow_drivers());
+        tokio::spawn(manager.clone().follow_driver_objects());
         tokio::spawn(manager.clone().follow_volnetd());
         tokio::spawn(manager.clone().reconcile());
         manager
@@ -515,6 +516,31 @@ impl VolumeManager {
                 back_offs.hurry(Instant::now(), |volume| wanted(volume) || there(volume));
             }
             self.context.touch();
+        }
+    }
+
+    /// Whether a controller attaches its volumes is a word of the driver's object, which may come after the pods that wait for them.
+    async fn follow_driver_objects(self: Arc<Self>) {
+        let reader = &self.context.ports.reader;
+        let mut changes = reader.driver_changes();
+        while changes.next().await.is_some() {
+            let mut changed = false;
+            {
+                let mut world = self.context.world();
+                let World { desired, actual, .. } = &mut *world;
+                for (unique, volume) in desired.pods.values_mut().flat_map(|pod| pod.volumes.iter_mut()) {
+                    let Some(source) = volume.spec.csi().filter(|source| !source.ephemeral) else { continue };
+                    let Ok(found) = reader.driver(&source.driver) else { continue };
+                    let attachable = DriverFacts::of(found.as_deref()).attach_required;
+                    changed |= std::mem::replace(&mut volume.attachable, attachable) != attachable;
+                    if let Some(actual) = actual.volumes.get_mut(unique) {
+                        changed |= actual.attachable.replace(attachable) != Some(attachable);
+                    }
+                }
+            }
+            if changed {
+                self.context.touch();
+            }
         }
     }
 

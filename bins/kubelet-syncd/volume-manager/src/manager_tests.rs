@@ -51,6 +51,8 @@ struct Outside {
     epoch: watch::Sender<u64>,
     node: watch::Sender<Option<Arc<Node>>>,
     registered: watch::Sender<u64>,
+    /// The driver's object says that a controller attaches its volumes.
+    attached: watch::Sender<bool>,
     republish: bool,
     growth: Mutex<Growth>,
     selinux: Option<SeLinuxMount>,
@@ -99,6 +101,7 @@ impl Outside {
             epoch: watch::Sender::new(1),
             node: watch::Sender::new(Some(Arc::new(serde_json::from_value(node).unwrap()))),
             registered: watch::Sender::new(0),
+            attached: watch::Sender::new(true),
             republish,
             growth: Mutex::default(),
             selinux,
@@ -208,13 +211,15 @@ impl Drivers for End {
         async {
             self.0.called("NodeGetCapabilities").await?;
             let expand = lock(&self.0.growth).expands;
-            Ok(Capabilities { stage: true, expand, ..Capabilities::default() })
+            let stats = lock(&self.0.script).contains_key("NodeGetVolumeStats");
+            Ok(Capabilities { stage: true, expand, stats, ..Capabilities::default() })
         }
         .boxed()
     }
 
     fn stage<'a>(&'a self, _: &'a str, request: csi::NodeStageVolumeRequest) -> Answer<'a, ()> {
-        assert_eq!(request.publish_context.get("lun").map(String::as_str), Some("3"));
+        let lun = self.0.attached.borrow().then_some("3");
+        assert_eq!(request.publish_context.get("lun").map(String::as_str), lun);
         self.note_flags("stage", request.volume_capability);
         self.0.called("NodeStageVolume").boxed()
     }
@@ -244,7 +249,7 @@ impl Drivers for End {
         _: &'a str,
         _: csi::NodeGetVolumeStatsRequest,
     ) -> Answer<'a, csi::NodeGetVolumeStatsResponse> {
-        async { Ok(csi::NodeGetVolumeStatsResponse::default()) }.boxed()
+        async { self.0.called("NodeGetVolumeStats").await.map(|()| csi::NodeGetVolumeStatsResponse::default()) }.boxed()
     }
 }
 
@@ -439,9 +444,14 @@ impl ClusterReader for End {
     }
 
     fn driver(&self, name: &str) -> Result<Option<Arc<CSIDriver>>, ObjectError> {
-        let driver = json!({"metadata": {"name": name},
-            "spec": {"requiresRepublish": self.0.republish, "fsGroupPolicy": "File", "seLinuxMount": true}});
+        let driver = json!({"metadata": {"name": name}, "spec": {"requiresRepublish": self.0.republish,
+            "attachRequired": *self.0.attached.borrow(), "fsGroupPolicy": "File", "seLinuxMount": true}});
         Ok(Some(Arc::new(serde_json::from_value(driver).unwrap())))
+    }
+
+    fn driver_changes(&self) -> BoxStream<'static, ()> {
+        let next = |mut seen: watch::Receiver<bool>| async move { seen.changed().await.ok().map(|()| ((), seen)) };
+        futures_util::stream::unfold(self.0.attached.subscribe(), next).boxed()
     }
 
     fn node(&self) -> watch::Receiver<Option<Arc<Node>>> {
@@ -523,6 +533,21 @@ async fn the_attach_is_awaited_by_event() {
     assert_eq!(before.elapsed(), Duration::ZERO);
 }
 
+/// The driver's object comes after the pod, and says that nobody attaches its volumes.
+#[tokio::test(start_paused = true)]
+async fn what_needs_no_attach_after_all_is_mounted_at_once() {
+    let outside = Outside::new();
+    outside.node.send_modify(|node| *node = Some(Arc::default()));
+    let manager = outside.manager();
+    begin(&manager, "a").await;
+    manager.mounted(&uid("a"), Duration::from_secs(1)).await.unwrap_err();
+    let before = Instant::now();
+    outside.attached.send_replace(false);
+    manager.mounted(&uid("a"), LONG).await.unwrap();
+    assert_eq!(before.elapsed(), Duration::ZERO);
+    assert!(manager.in_use().borrow().names.is_empty());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_claim_that_is_not_bound_is_said_at_once() {
     let outside = Outside::new();
@@ -586,6 +611,27 @@ async fn what_is_uncertain_is_taken_back_with_its_pod() {
         assert_eq!(log.iter().filter(|line| *line == call).count(), 1, "{log:?}");
         assert!(lock(&outside.staged).is_empty() && lock(&outside.published).is_empty(), "{call}: {log:?}");
     }
+}
+
+/// What has not answered in time is not waited for again and again.
+#[tokio::test(start_paused = true)]
+async fn a_silent_driver_is_asked_for_the_room_of_no_further_volume() {
+    let outside = Outside::new();
+    let manager = outside.manager();
+    let pods: Vec<String> = (b'a'..=b't').map(|letter| char::from(letter).to_string()).collect();
+    for pod in &pods {
+        mount_pod(&manager, pod).await;
+    }
+    for _ in &pods {
+        outside.will("NodeGetVolumeStats", Does::Hang);
+    }
+    let began = Instant::now();
+    let told: Vec<_> = manager.statistics().all().collect().await;
+    assert_eq!(began.elapsed(), Duration::from_secs(10));
+    assert_eq!(told.len(), pods.len());
+    assert!(told.iter().all(|volume| volume.usage.is_none()));
+    let asked = outside.log().iter().filter(|line| *line == "NodeGetVolumeStats").count();
+    assert_eq!(asked, 8);
 }
 
 /// A driver may have staged or published, in a life before this one, what it refuses now: its opposite calls follow with the pod's

@@ -97,6 +97,8 @@ pub trait ClusterReader: Send + Sync + Debug {
     /// # Errors
     /// The drivers were not listed yet.
     fn driver(&self, name: &str) -> Result<Option<Arc<CSIDriver>>, ObjectError>;
+    /// Word of every change of a driver's object.
+    fn driver_changes(&self) -> BoxStream<'static, ()>;
     /// Our Node; `None` while the API server has not said whether it has one.
     fn node(&self) -> watch::Receiver<Option<Arc<Node>>>;
 }
