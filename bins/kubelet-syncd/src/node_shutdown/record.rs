@@ -87,6 +87,8 @@ pub struct Record {
     enabled: bool,
     own: Arc<dyn ShutdownStore>,
     boot_id: String,
+    /// Whoever writes our own record.
+    turn: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Record {
@@ -114,14 +116,17 @@ impl Record {
             "kubelet_graceful_shutdown_end_time_seconds",
             "[ALPHA] Last graceful shutdown end time since unix epoch in seconds",
         )?;
-        Ok(Record { broker, start, end, enabled, own, boot_id: boot_id.to_owned() })
+        Ok(Record { broker, start, end, enabled, own, boot_id: boot_id.to_owned(), turn: Arc::default() })
     }
 
-    /// Shows what upstream's file says. Answers how long ago a shutdown began that has not ended.
+    /// Shows what upstream's file says. Answers how long ago a shutdown began that has not ended: by our own record of this boot, where
+    /// there is one.
     pub async fn load(&self, total: Duration) -> Option<Duration> {
-        let own = self.own.load().and_then(|own| own.running(&self.boot_id, since_boot(), total));
         let upstreams = self.load_upstreams(total).await;
-        own.or(upstreams)
+        match self.own.load().filter(|own| own.boot_id == self.boot_id) {
+            Some(own) => own.running(&self.boot_id, since_boot(), total),
+            None => upstreams,
+        }
     }
 
     async fn load_upstreams(&self, total: Duration) -> Option<Duration> {
@@ -140,21 +145,31 @@ impl Record {
 
     /// One begins.
     pub async fn begin(&self, start: Timestamp) {
-        self.keep(u64::try_from(since_boot().as_millis()).ok());
+        self.keep(u64::try_from(since_boot().as_millis()).ok()).await;
         self.store(State { start, end: zero() }).await;
     }
 
     /// It is over.
     pub async fn end(&self, start: Timestamp) {
-        self.keep(None);
+        self.keep(None).await;
         self.store(State { start, end: Timestamp::now() }).await;
     }
 
-    fn keep(&self, start: Option<u64>) {
-        let saved = self.own.save(&Saved { boot_id: self.boot_id.clone(), start });
-        if let Err(error) = saved {
-            tracing::warn!(%error, "after a restart of this process the shutdown would begin anew");
-        }
+    /// On the disk, if that is not slow: it holds up nobody longer than [`WRITE`], and what is written late is written in order.
+    async fn keep(&self, start: Option<u64>) {
+        let (own, turn) = (self.own.clone(), self.turn.clone());
+        let saved = Saved { boot_id: self.boot_id.clone(), start };
+        let write = tokio::spawn(async move {
+            let _turn = turn.lock_owned().await;
+            tokio::task::spawn_blocking(move || own.save(&saved)).await
+        });
+        let error = match tokio::time::timeout(WRITE, write).await {
+            Ok(Ok(Ok(Ok(())))) => return,
+            Ok(Ok(Ok(Err(error)))) => error.to_string(),
+            Ok(Ok(Err(error)) | Err(error)) => error.to_string(),
+            Err(_) => "it takes too long".to_owned(),
+        };
+        tracing::warn!(error, "after a restart of this process the shutdown may begin anew");
     }
 
     fn show(&self, state: &State) {
