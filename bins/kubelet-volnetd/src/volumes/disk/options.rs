@@ -132,6 +132,14 @@ fn rule(name: &str) -> Option<Rule> {
     })
 }
 
+/// How access times are written is one value of several bits: the last option of them counts, as with mount(8).
+fn set(attributes: &mut MountAttrFlags, bits: MountAttrFlags) {
+    if ATIME.contains(bits) {
+        *attributes &= !ATIME;
+    }
+    *attributes |= bits;
+}
+
 /// Bits of a bind mount (`MOUNT_ATTR_*`). As mount(8) with "bind": the options of a file system, and what nobody knows, change
 /// nothing of one.
 pub fn of_bind(all: &[String]) -> u32 {
@@ -139,7 +147,7 @@ pub fn of_bind(all: &[String]) -> u32 {
     for option in all.iter().flat_map(|entry| entry.split(',')) {
         match rule(option) {
             _ if option == "ro" => attributes |= MountAttrFlags::MOUNT_ATTR_RDONLY,
-            Some(Rule::Set(bits)) => attributes |= bits,
+            Some(Rule::Set(bits)) => set(&mut attributes, bits),
             Some(Rule::Clear(bits)) => attributes &= !bits,
             Some(Rule::Flag | Rule::Number | Rule::Word(_) | Rule::Ignored) | None => {}
         }
@@ -175,7 +183,7 @@ impl Options {
                 (Rule::Word(words), Some(word)) if words.contains(&word) => {
                     options.parameters.push((name.to_owned(), Some(word.to_owned())));
                 }
-                (Rule::Set(bits), None) => attributes |= bits,
+                (Rule::Set(bits), None) => set(&mut attributes, bits),
                 (Rule::Clear(bits), None) => attributes &= !bits,
                 (Rule::Ignored, _) => {}
                 (Rule::Flag | Rule::Set(_) | Rule::Clear(_), Some(_)) => return Err(refused("it takes no value")),
@@ -226,6 +234,8 @@ mod tests {
         let [no_exec, read_only] = [MountAttrFlags::MOUNT_ATTR_NOEXEC, MountAttrFlags::MOUNT_ATTR_RDONLY];
         assert_eq!(bits(&["noexec,ro", "commit=30", "bogus"]), (no_exec | read_only).bits());
         assert_eq!(bits(&["noexec", "exec", "discard"]), 0);
+        let atime = MountAttrFlags::MOUNT_ATTR_STRICTATIME;
+        assert_eq!(bits(&["noatime", "strictatime"]), atime.bits(), "the last one counts");
     }
 
     #[test]
