@@ -170,7 +170,8 @@ impl Attendant {
             handler.deregister(socket, &info);
             let why =
                 format!("RegisterPlugin error -- failed to send registration status at socket {path}, err: {error}");
-            return Err(Refused { why, settled: false });
+            // It is nothing to the node now, and nobody waits for what it would be.
+            return Err(Refused { why, settled: true });
         }
         Ok(info)
     }
