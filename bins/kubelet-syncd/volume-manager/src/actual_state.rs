@@ -248,7 +248,7 @@ impl ActualState {
             known.is_some_and(|known| folder.is(&known.driver, &known.volume_handle, device.block, ""))
         };
         if let Some(volume) = self.volumes.values_mut().find(|volume| is_it(volume)) {
-            (volume.staged, volume.staging_path) = (Presence::Uncertain, found.staging_path);
+            (volume.staged, volume.staging_path, volume.found) = (Presence::Uncertain, found.staging_path, true);
             return;
         }
         let folder = match (device.block, found.folder.is_empty()) {
@@ -261,11 +261,13 @@ impl ActualState {
             }
         };
         let volume = self.entry(&UniqueName(format!("kubernetes.io/csi/{folder}")), device);
-        (volume.staged, volume.staging_path) = (Presence::Uncertain, found.staging_path);
+        (volume.staged, volume.staging_path, volume.found) = (Presence::Uncertain, found.staging_path, true);
     }
 
-    /// kubelet-volnetd has written what volume it is: what stood for it while nobody knew that is no more.
+    /// kubelet-volnetd has written what volume it is: what stood for it while nobody knew that is no more, and the volume itself is one
+    /// that was found.
     pub fn is_named(&mut self, name: &UniqueName, device: &api::CsiDevice, pod: Option<&PodUid>) {
+        let mut stood = false;
         for (other, volume) in &mut self.volumes {
             if other == name {
                 continue;
@@ -274,12 +276,23 @@ impl ActualState {
                 && volume.pods.get(pod).is_some_and(|it| it.unreadable && it.spec_name == device.spec_name)
             {
                 volume.pods.remove(pod);
+                stood = true;
             }
             let is_it =
                 |it: Nameless<'_>| it.is(&device.driver, &device.volume_handle, device.block, &device.spec_name);
             if pod.is_none() && volume.nameless().is_some_and(is_it) {
                 volume.staged = Presence::No;
+                stood = true;
             }
+        }
+        if !stood {
+            return;
+        }
+        let Some(volume) = self.volumes.get_mut(name) else { return };
+        match pod.map(|pod| volume.pods.get_mut(pod)) {
+            None => volume.found = true,
+            Some(Some(published)) => published.found = true,
+            Some(None) => {}
         }
     }
 

@@ -206,6 +206,8 @@ impl VolumeManager {
             let is_csi = spec.csi().is_some_and(|source| !source.ephemeral);
             let mounted = world.actual.published(&unique, uid).is_some_and(|p| p.presence == Presence::Yes);
             let single_pod = spec.is_single_pod();
+            // The driver's object may be another one since the other volumes' claims were read.
+            let facts = self.facts(&spec).unwrap_or(facts);
             let attachable = (is_csi && facts.attach_required) || spec.place().is_some();
             let known = wanted.volumes.get(&unique).or_else(|| before.as_ref()?.volumes.get(&unique));
             let label = match (known, &self.context.ports.selinux) {
@@ -645,12 +647,15 @@ impl VolumeManager {
             tokio::spawn(operate(self.context.clone(), action));
         }
         let waiting = self.labelled_otherwise(&mut world);
-        // An ended pod of which nothing is left, and that no operation is about, is forgotten.
+        // An ended pod of which nothing is left, and that no operation is about, is forgotten; before kubelet-volnetd's list nobody
+        // knows what is left.
         let World { ended, actual, busy, desired, attacher, back_offs, errors, .. } = &mut *world;
         if let Attacher::Node(attached) = attacher {
             attached.retain(|name| desired.wants(name) || actual.volumes.contains_key(name));
         }
-        ended.retain(|uid| actual.of_pod(uid).next().is_some() || busy.values().any(|pod| pod.as_ref() == Some(uid)));
+        ended.retain(|uid| {
+            !known || actual.of_pod(uid).next().is_some() || busy.values().any(|pod| pod.as_ref() == Some(uid))
+        });
         // Nor is it remembered how operations for it failed.
         let busy = &*busy;
         let is_known = |(volume, pod): &Key| match pod {

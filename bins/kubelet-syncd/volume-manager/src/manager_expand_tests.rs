@@ -214,6 +214,24 @@ async fn resizers_of_old() {
     assert!(outside.events().is_empty());
 }
 
+/// A claim may be given less than its volume has: nobody goes on looking at it until the pod's next sync.
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_has_less_than_its_volume_is_looked_at_once_a_sync() {
+    let outside = Outside::new();
+    grow(&outside, "1Gi", pending("1Gi"));
+    lock(&outside.growth).status.remove("allocatedResourceStatuses");
+    let manager = outside.manager();
+    mount_pod(&manager, "a").await;
+    let less = json!({"capacity": {"storage": "1Gi"}, "allocatedResources": {"storage": "1Gi"}});
+    grow(&outside, "2Gi", less.as_object().unwrap().clone());
+    lock(&outside.reads).clear();
+    manager.want(&uid("a"), &pod_of("a", "c")).await;
+    tokio::time::sleep(LONG).await;
+    let claims = lock(&outside.reads).iter().filter(|read| **read == "claim").count();
+    assert!(claims <= 2, "{claims}: with the sync, and for the expansion");
+    assert_eq!(since(&outside, "CommitPublish"), Vec::<String>::new());
+}
+
 /// The controller has done all of it: neither is the driver called nor the claim written, whatever the driver can do.
 #[tokio::test(start_paused = true)]
 async fn what_needs_no_node_is_left_alone() {

@@ -634,6 +634,21 @@ async fn a_silent_driver_is_asked_for_the_room_of_no_further_volume() {
     assert_eq!(asked, 8);
 }
 
+/// After a restart of this process a pod's end may be known before what there is of it.
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_has_ended_before_its_volumes_are_listed() {
+    let outside = Outside::new();
+    mount_pod(&outside.manager(), "a").await;
+    lock(&outside.log).clear();
+    outside.epoch.send_replace(0);
+    let manager = outside.manager();
+    manager.end(&uid("a"));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    outside.epoch.send_replace(1);
+    manager.unmounted(&uid("a"), Duration::from_secs(10)).await.unwrap();
+    assert!(outside.log().contains(&"NodeUnpublishVolume".to_owned()), "{:?}", outside.log());
+}
+
 /// A driver may have staged or published, in a life before this one, what it refuses now: its opposite calls follow with the pod's
 /// end.
 #[tokio::test(start_paused = true)]

@@ -194,7 +194,7 @@ impl Expand<'_> {
                 Ok(())
             }
             Next::Done { to } => {
-                self.note(|known| known.claim_size = to.bytes);
+                self.has_grown_to(&to);
                 Ok(())
             }
             Next::Expand { to, writes } => self.expand(&claim, &says, to, writes).await,
@@ -220,12 +220,13 @@ impl Expand<'_> {
         match asked {
             Ok(Asked::Grown) => {}
             Ok(Asked::NothingToDo) => {
-                self.note(|known| known.claim_size = to.bytes);
+                self.has_grown_to(&to);
                 return Ok(());
             }
             Err(failure) => return self.failed(failure, says, &to, writes).await,
         }
-        self.note(|known| (known.claim_size, known.expansion_failed) = (to.bytes, false));
+        self.has_grown_to(&to);
+        self.note(|known| known.expansion_failed = false);
         let node = ports.node_name.as_str();
         self.say(claim, EventType::Normal, "FileSystemResizeSuccessful", "succeeded for volume", node);
         if writes == Writes::Nothing {
@@ -236,6 +237,16 @@ impl Expand<'_> {
             text: format!("mountVolume.NodeExpandVolume update pvc status failed: {}", failure.text),
             ..failure
         })
+    }
+
+    /// A claim may have less than its volume is large (`allocatedResources`): for now that is all it gets.
+    fn has_grown_to(&self, to: &Size) {
+        self.note(|known| {
+            known.claim_size = to.bytes;
+            if to.bytes < self.spec.capacity {
+                known.expansion = Expansion::NextSync;
+            }
+        });
     }
 
     /// What came of the driver's part; what could not be put together for it fails the operation.

@@ -210,7 +210,7 @@ impl Mount<'_> {
         self.one_of_its_pods()?;
         let began = Instant::now();
         let context = self.publish_context(source).await;
-        if self.attachable && before.staged != Presence::Yes {
+        if self.attachable && before.staged != Presence::Yes && before.published == Presence::No {
             let (plugin, metrics) = (self.spec.plugin(), &self.context.ports.metrics);
             metrics.observe(&plugin, Operation::VerifyAttached, context.is_ok(), source.migrated, began.elapsed());
         }
@@ -305,7 +305,8 @@ impl Mount<'_> {
     async fn stage(&self, source: &CsiSource, can: Capabilities, context: &Pairs) -> Result<String, Failure> {
         let verbs = &self.context.ports.verbs;
         let phase = Phase::Device;
-        let secret = source.stage_secret.as_ref();
+        // A driver that does not stage is told nothing.
+        let secret = source.stage_secret.as_ref().filter(|_| can.stage);
         let secret = secrets::secret(&*self.context.ports.reader, secret, SecretField::Stage, phase).await?;
         let request = api::PrepareStageRequest {
             device: Some(self.device(source)),
@@ -394,13 +395,13 @@ impl Mount<'_> {
             }),
         };
         let prepared = ports.verbs.prepare_publish(request).await.map_err(|error| Failure::verb(phase, &error))?;
-        self.context.world().actual.is_named(self.volume, &self.device(source), Some(self.uid));
         let target_path = prepared.target_path;
         let mounted_before = before.published == Presence::Yes;
         if !mounted_before {
             self.note_published(source, Presence::Uncertain, String::new(), &target_path, false);
             self.note(source, |volume| volume.expansion = Expansion::Possible);
         }
+        self.context.world().actual.is_named(self.volume, &self.device(source), Some(self.uid));
         let mount_group = self.pod.fs_group;
         let label = self.label.clone();
         let publication = Publication { staging_path, target_path, publish_context, mount_group, label, extra_context };
