@@ -11,7 +11,6 @@ pub mod golden;
 pub mod guide;
 pub mod history;
 pub mod hostile;
-pub mod immutable;
 pub mod installed;
 pub mod joined;
 pub mod journald;

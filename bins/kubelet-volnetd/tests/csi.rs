@@ -10,7 +10,8 @@ use bulkhead_ipc::volnetd::prepare_sub_path_request::Root;
 use bulkhead_ipc::volnetd::volumes_client::VolumesClient;
 use bulkhead_ipc::volnetd::*;
 use bulkhead_sys::loop_device;
-use bulkhead_testkit::skip::{Lack, skip_this_test};
+use bulkhead_testkit::immutable::{Immutable, LACK};
+use bulkhead_testkit::skip::skip_this_test;
 use bulkhead_types::PodUid;
 use kubelet_volnetd::journal::Intent;
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -689,26 +690,15 @@ async fn a_full_disk_of_pods_publishes_nothing_and_holds_nothing_back() {
     assert!(torn.done && !clients.world.pod("p").exists(), "{torn:?}");
 }
 
-/// A file that nobody may change or remove, root neither, until this is dropped.
-struct Immutable(PathBuf);
-
-impl Immutable {
-    /// `None`, said aloud: there are no such files on this file system.
-    fn make(file: &Path) -> Option<Self> {
-        let made = std::process::Command::new("chattr").arg("+i").arg(file).output().expect("chattr (e2fsprogs)");
-        if !made.status.success() {
-            skip_this_test(Lack::Program("chattr, with a file system that heeds it,")).unwrap();
-            return None;
-        }
-        assert_eq!(std::fs::remove_file(file).unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
-        Some(Immutable(file.to_owned()))
+/// `None`, said aloud: there are no such files on this file system.
+fn immutable(file: &Path) -> Option<Immutable> {
+    let made = Immutable::make(file).unwrap();
+    if made.is_none() {
+        skip_this_test(LACK).unwrap();
+        return None;
     }
-}
-
-impl Drop for Immutable {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("chattr").arg("-i").arg(&self.0).status();
-    }
+    assert_eq!(std::fs::remove_file(file).unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
+    made
 }
 
 #[tokio::test(flavor = "current_thread")]
@@ -717,7 +707,7 @@ async fn files_that_nobody_can_remove_are_named_and_keep_what_they_are_of() {
     // Once a node.
     let staging = clients.csi.prepare_stage(to_stage(device(false))).await.unwrap().into_inner().staging_path;
     let file = Path::new(&staging).parent().unwrap().join("vol_data.json");
-    let Some(held) = Immutable::make(&file) else { return };
+    let Some(held) = immutable(&file) else { return };
     let unstage = to_unstage(&clients.world, device(false));
     let refused = clients.csi.end_stage(unstage.clone()).await.unwrap_err();
     let names = |refused: &tonic::Status| {
@@ -738,7 +728,7 @@ async fn files_that_nobody_can_remove_are_named_and_keep_what_they_are_of() {
     let target = clients.csi.prepare_publish(to_publish("p", device(false))).await.unwrap().into_inner().target_path;
     std::fs::create_dir(&target).unwrap();
     bind(&content, Path::new(&target));
-    let Some(fixed) = Immutable::make(&content.join("a")) else { return };
+    let Some(fixed) = immutable(&content.join("a")) else { return };
     let commit = CommitPublishRequest { fs_group: Some(2000), ..to_commit("p", device(false)) };
     clients.csi.commit_publish(commit).await.unwrap();
     let group = |name: &str| std::fs::metadata(content.join(name)).unwrap().gid();
@@ -746,7 +736,7 @@ async fn files_that_nobody_can_remove_are_named_and_keep_what_they_are_of() {
     drop(fixed);
     let end = to_end(&clients.world, "p", device(false));
     let file = clients.folder().join("vol_data.json");
-    let Some(held) = Immutable::make(&file) else { return };
+    let Some(held) = immutable(&file) else { return };
     clients.csi.begin_unpublish(end.clone()).await.unwrap();
     unmount(Path::new(&target));
     for _ in 0..2 {
@@ -776,7 +766,7 @@ async fn files_that_nobody_can_remove_are_named_and_keep_what_they_are_of() {
     for file in [stays.join("below/fixed"), stays.join("other"), goes.join("other")] {
         std::fs::write(file, "").unwrap();
     }
-    let Some(held) = Immutable::make(&stays.join("below/fixed")) else { return };
+    let Some(held) = immutable(&stays.join("below/fixed")) else { return };
     for _ in 0..2 {
         let torn = clients.tear_down().await;
         assert!(!torn.done && torn.left[0].contains("kubernetes.io~empty-dir/stays"), "{torn:?}");

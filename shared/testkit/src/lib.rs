@@ -41,6 +41,7 @@ pub mod floor;
 #[cfg(feature = "apiserver")]
 pub mod https;
 pub mod image;
+pub mod immutable;
 #[cfg(feature = "apiserver")]
 pub mod kubernetes_images;
 mod lab;

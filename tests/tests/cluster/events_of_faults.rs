@@ -1,10 +1,9 @@
 //! What the node says in events when something goes wrong that no pod has done.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
 use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::Pod;
+use bulkhead_testkit::immutable::{Immutable, LACK};
+use bulkhead_testkit::skip::skip_this_test;
 use bulkhead_tests::golden::Proxy;
 use bulkhead_tests::joined::{Member, NODE, create, main_of, wait_event, wait_node, wait_ready};
 use bulkhead_tests::lab;
@@ -37,28 +36,6 @@ fn failed_sync_when_the_runtime_cannot_describe_a_pod() -> Result<()> {
     node.finish()
 }
 
-/// A file that nobody may remove, root neither.
-struct Immutable(PathBuf);
-
-impl Immutable {
-    fn make(path: PathBuf) -> Result<Option<Self>> {
-        std::fs::write(&path, "")?;
-        Ok(set(&path, "+i")?.then_some(Self(path)))
-    }
-}
-
-impl Drop for Immutable {
-    fn drop(&mut self) {
-        let _ = set(&self.0, "-i");
-    }
-}
-
-/// False: the file system has no such attribute.
-fn set(path: &Path, attribute: &str) -> Result<bool> {
-    let output = Command::new("chattr").arg(attribute).arg(path).output().context("chattr (e2fsprogs)")?;
-    Ok(output.status.success())
-}
-
 /// The logs of a pod that is gone cannot be removed: the collection says so.
 #[test]
 fn container_gc_failed_when_a_collection_fails() -> Result<()> {
@@ -68,13 +45,11 @@ fn container_gc_failed_when_a_collection_fails() -> Result<()> {
     node.stop()?;
     let folder = node.pod_logs().join("default_gone_0a1b2c3d-0000-4000-8000-000000000000");
     std::fs::create_dir_all(&folder)?;
-    let held = Immutable::make(folder.join("0.log"))?;
+    let log = folder.join("0.log");
+    std::fs::write(&log, "")?;
+    let Some(held) = Immutable::make(&log)? else { return skip_this_test(LACK) };
     node.launch()?;
     node.wait_healthy()?;
-    let Some(held) = held else {
-        // Nothing keeps the folder there.
-        return node.finish();
-    };
     let object = cluster.get("nodes", "", NODE)?;
     let line = wait_event(&cluster, &object, "Warning ContainerGCFailed  ")?;
     ensure!(line.contains("default_gone_"), "it names what it could not remove: {line}");

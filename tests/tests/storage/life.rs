@@ -406,7 +406,9 @@ fn a_volume_is_in_use_before_it_is_attached_and_staged_as_soon_as_it_is() -> Res
     scene.wait_no_traces()?;
     ensure!(mounts::below(scene.node.root_dir()).iter().all(|path| !path.to_string_lossy().contains("csi")));
     if Scene::is_ours() {
-        is_on_record(&scene, name, pod["metadata"]["uid"].as_str().context("no uid")?)?;
+        let uid = pod["metadata"]["uid"].as_str().context("no uid")?;
+        // An act does not wait for its record.
+        eventually("all is on record", LONG, || is_on_record(&scene, name, uid))?;
     }
     drop(driver);
     scene.finish()

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::csi::{Driver, Fault, objects};
+use bulkhead_testkit::immutable::{Immutable, LACK};
 use bulkhead_testkit::skip::skip_this_test;
 use bulkhead_testkit::wait::holds_for;
-use bulkhead_testkit::{IDLE, LONG, NodeBuilder, SHORT, eventually, image, mounts};
-use bulkhead_tests::immutable::{Immutable, LACK};
+use bulkhead_testkit::{IDLE, LONG, NodeBuilder, eventually, image, mounts};
 use bulkhead_tests::lab;
 use bulkhead_tests::storage::recorded::sha256;
 use bulkhead_tests::storage::{NODE, Scene};
@@ -182,9 +182,10 @@ fn a_driver_that_fails_is_named_by_its_pod_and_asked_again() -> Result<()> {
     }
 
     // One pod goes while its volume fails: what may be there is taken away, and no pause of the publication is waited for.
-    eventually("the pauses have grown", LONG, || {
+    let calls_before = world.bad.calls_of("NodePublishVolume", "half")?.len();
+    eventually("a long pause has just begun", LONG, || {
         let calls = world.bad.calls_of("NodePublishVolume", "half")?;
-        ensure!(calls.len() >= 6, "{} calls", calls.len());
+        ensure!(calls.len() > calls_before.max(5), "{} calls", calls.len());
         Ok(())
     })?;
     scene.delete("half")?;
@@ -221,7 +222,7 @@ fn a_republication_that_fails_is_tried_again_without_another_sync() -> Result<()
     scene.cluster.patch("pods", "default", "republished", &change)?;
     scene.wait_event("republished", &told("SetUp", "fails", "rpc error: code = Internal desc = no such token"))?;
     // Each sync calls once for each of the two volumes.
-    eventually("it is tried again without a sync", SHORT, || {
+    eventually("it is tried again without a sync", LONG, || {
         let failed = again.calls_of(publish, "fails")?.iter().filter(|call| !call.is_ok()).count();
         let syncs = calls("well")? - well;
         ensure!(failed >= syncs + 3, "{failed} calls in {syncs} syncs");
@@ -566,7 +567,7 @@ fn an_answer_after_the_deadline_leaves_it_uncertain_and_the_driver_is_asked_agai
         return Ok(());
     }
     let exceeded = "rpc error: code = DeadlineExceeded desc = context deadline exceeded";
-    let late = Duration::from_secs(10);
+    let late = Duration::from_secs(20);
     let steps = [
         ("stage", "NodeStageVolume"),
         ("publish", "NodePublishVolume"),
@@ -601,7 +602,7 @@ fn an_answer_after_the_deadline_leaves_it_uncertain_and_the_driver_is_asked_agai
         })?;
         let answered = calls[0].answer.as_ref().map_or(0.0, |(at, ..)| *at);
         ensure!(calls[1].began < answered, "{method}: the late answer was waited for: {calls:#?}");
-        ensure!(calls[1].began - calls[0].began >= 5.9, "{method}: before the deadline: {calls:#?}");
+        ensure!(calls[1].began - calls[0].began >= 5.0, "{method}: before the deadline: {calls:#?}");
         ensure!(calls.iter().all(|call| call.request == calls[0].request), "{method}: it is the same: {calls:#?}");
     }
     // What came late has changed nothing.

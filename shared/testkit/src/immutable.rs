@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use bulkhead_testkit::skip::Lack;
+
+use crate::skip::Lack;
 
 /// What is lacking where [`Immutable::make`] gives nothing.
 pub const LACK: Lack = Lack::Program("chattr, with a file system that heeds it,");
