@@ -6,6 +6,7 @@ mod broker;
 mod content;
 mod csi;
 mod csi_crashes;
+mod csi_leftovers;
 mod disks;
 mod life;
 mod local;
