@@ -19,6 +19,16 @@ fn since(outside: &Outside, call: &str) -> Vec<String> {
     log[from..].to_vec()
 }
 
+/// A pod has the volume, which is as large as its claim.
+async fn mounted() -> (Arc<Outside>, Arc<VolumeManager>) {
+    let outside = Outside::new();
+    grow(&outside, "1Gi", pending("1Gi"));
+    lock(&outside.growth).status.remove("allocatedResourceStatuses");
+    let manager = outside.manager();
+    mount_pod(&manager, "a").await;
+    (outside, manager)
+}
+
 const EXPANDED: [&str; 4] =
     ["claim [] [NodeResizeInProgress] false []", "NodeGetCapabilities", "to 2147483648", "NodeExpandVolume"];
 const DONE: &str = "claim [2Gi] [] true []";
@@ -47,11 +57,7 @@ async fn before_the_pod_has_it() {
 
 #[tokio::test(start_paused = true)]
 async fn while_the_pod_runs() {
-    let outside = Outside::new();
-    grow(&outside, "1Gi", pending("1Gi"));
-    lock(&outside.growth).status.remove("allocatedResourceStatuses");
-    let manager = outside.manager();
-    mount_pod(&manager, "a").await;
+    let (outside, manager) = mounted().await;
     grow(&outside, "2Gi", pending("2Gi"));
     manager.want(&uid("a"), &pod_of("a", "c")).await;
     tokio::time::sleep(LONG).await;
@@ -146,11 +152,7 @@ async fn failures_while_it_is_mounted() {
 #[tokio::test(start_paused = true)]
 async fn failures_while_the_pod_runs() {
     for case in cases() {
-        let outside = Outside::new();
-        grow(&outside, "1Gi", pending("1Gi"));
-        lock(&outside.growth).status.remove("allocatedResourceStatuses");
-        let manager = outside.manager();
-        mount_pod(&manager, "a").await;
+        let (outside, manager) = mounted().await;
         grow(&outside, "2Gi", pending("2Gi"));
         outside.will("NodeExpandVolume", Does::Fail(case.status.clone()));
         manager.want(&uid("a"), &pod_of("a", "c")).await;
@@ -217,11 +219,7 @@ async fn resizers_of_old() {
 /// A claim may be given less than its volume has: nobody goes on looking at it until the pod's next sync.
 #[tokio::test(start_paused = true)]
 async fn a_claim_that_has_less_than_its_volume_is_looked_at_once_a_sync() {
-    let outside = Outside::new();
-    grow(&outside, "1Gi", pending("1Gi"));
-    lock(&outside.growth).status.remove("allocatedResourceStatuses");
-    let manager = outside.manager();
-    mount_pod(&manager, "a").await;
+    let (outside, manager) = mounted().await;
     let less = json!({"capacity": {"storage": "1Gi"}, "allocatedResources": {"storage": "1Gi"}});
     grow(&outside, "2Gi", less.as_object().unwrap().clone());
     lock(&outside.reads).clear();
@@ -236,11 +234,7 @@ async fn a_claim_that_has_less_than_its_volume_is_looked_at_once_a_sync() {
 #[tokio::test(start_paused = true)]
 async fn what_needs_no_node_is_left_alone() {
     for expands in [true, false] {
-        let outside = Outside::new();
-        grow(&outside, "1Gi", pending("1Gi"));
-        lock(&outside.growth).status.remove("allocatedResourceStatuses");
-        let manager = outside.manager();
-        mount_pod(&manager, "a").await;
+        let (outside, manager) = mounted().await;
         let done = json!({"capacity": {"storage": "2Gi"}, "allocatedResources": {"storage": "2Gi"}});
         grow(&outside, "2Gi", done.as_object().unwrap().clone());
         lock(&outside.growth).expands = expands;

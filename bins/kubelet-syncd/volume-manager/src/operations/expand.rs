@@ -239,7 +239,7 @@ impl Expand<'_> {
         })
     }
 
-    /// A claim may have less than its volume is large (`allocatedResources`): for now that is all it gets.
+    /// A claim may have less than its volume is large (`allocatedResources`): it is looked at again with its pod's next sync.
     fn has_grown_to(&self, to: &Size) {
         self.note(|known| {
             known.claim_size = to.bytes;
