@@ -75,6 +75,12 @@ fn run() -> Result<()> {
         .arg(number("evictions-each", "10", "The same for each rate and each time that they take to end"))
         .arg(number("disks", "10", "Times that a disk becomes short"))
         .arg(number("volume-pods", "100", "Pods with five local volumes and one of a CSI driver each; 0: fsGroup alone"))
+        .arg(
+            Arg::new("local-volumes")
+                .long("local-volumes")
+                .action(ArgAction::SetTrue)
+                .help("Only what those pods cost while they idle without the CSI volume; with --against, versions without claims"),
+        )
         .arg(number("files", "100000", "Files of a volume that is given to a group; 0: none"))
         .arg(number("resource-pods", "50", "Pods with a device of a plugin and a claim of a driver each"))
         .arg(number("stage-pods", "100", "Pods started and deleted at once whose time is taken apart"))
@@ -190,7 +196,8 @@ fn run() -> Result<()> {
     }
     if has("volumes") {
         let (pods, files) = (few("volume-pods", 5)?, few("files", 5000)?);
-        let plan = volumes::Plan { judged: !quick, pods, alone: if quick { 3 } else { 10 }, files, idle };
+        let (alone, local_only) = (if quick { 3 } else { 10 }, matches.get_flag("local-volumes"));
+        let plan = volumes::Plan { judged: !quick, pods, alone, files, idle, local_only };
         sections.push(report::volumes(&plan, &volumes::run(&plan)?));
     }
     if has("resources") {

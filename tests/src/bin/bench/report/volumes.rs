@@ -15,8 +15,10 @@ const PSS_MIB: f64 = 3.0;
 /// What volumes cost.
 pub fn section(plan: &Plan, measured: &Measurements) -> Section {
     let mut rows: Vec<Row> = measured.given.iter().flat_map(given).collect();
-    if plan.pods > 0 {
+    if plan.pods > 0 && !plan.local_only {
         rows.extend(of_pods(plan, measured));
+    } else if plan.pods > 0 {
+        rows.extend(idle(plan, "five local volumes", None, [&measured.idle_without, &measured.idle_local]));
     }
     if !plan.judged {
         rows.iter_mut().for_each(|row| row.budget = None);
@@ -24,10 +26,13 @@ pub fn section(plan: &Plan, measured: &Measurements) -> Section {
     let note = format!(
         "{} pods, {} one after the other; idle over {:.0} s. floors, same run: chown -R; mkdir, mount and write by hand; the driver's \
          calls with nobody between; the same pods without volumes. Set-up: what storage_operation_duration_seconds tells.",
-        plan.pods, plan.alone, measured.idle.seconds
+        plan.pods, plan.alone, measured.idle_without.seconds
     );
-    let facts =
-        [("pods", json!(plan.pods)), ("files", json!(plan.files)), ("idle_seconds", json!(measured.idle.seconds))];
+    let facts = [
+        ("pods", json!(plan.pods)),
+        ("files", json!(plan.files)),
+        ("idle_seconds", json!(measured.idle_without.seconds)),
+    ];
     let facts = facts.map(|(name, value)| (name.to_owned(), value)).into_iter().collect();
     Section { title: "volumes", rows, note, facts }
 }
@@ -63,27 +68,33 @@ fn of_pods(plan: &Plan, measured: &Measurements) -> Vec<Row> {
         rows.push(Row::new(format!("  {name}"), Some(each(without.cpu_ns as f64)), each(used.cpu_ns as f64), "ms"));
     }
     rows.push(Row::new("CPU of the driver for a pod", None, each(measured.driver_cpu_ns as f64), "ms"));
-    let (without, with) = (&measured.idle_without, &measured.idle);
+    rows.extend(idle(plan, "five local volumes", None, [&measured.idle_without, &measured.idle_local]));
+    let budgets = Some([IDLE_CPU_PERCENT, PSS_MIB]);
+    rows.extend(idle(plan, "those and one of CSI", budgets, [&measured.idle_without, &measured.idle]));
+    rows
+}
+
+/// What pods with these volumes cost while nothing happens, beside pods without: judged are the processor time, and the memory that
+/// they take more.
+fn idle(plan: &Plan, volumes: &str, budgets: Option<[f64; 2]>, [without, with]: [&Idle; 2]) -> Vec<Row> {
+    let [cpu_budget, memory_budget] = budgets.map_or([None, None], |budgets| budgets.map(Some));
+    let sum = |used: &std::collections::BTreeMap<String, Usage>| used.values().copied().sum::<Usage>().cpu_ns as f64;
     let percent = |idle: &Idle, ns: f64| ns / 1e7 / idle.seconds.max(1.0);
     let (floor, node) = (percent(without, sum(&without.used)), percent(with, sum(&with.used)));
-    rows.push(
-        Row::new(format!("idle with {} pods, CPU (floor: no volumes)", plan.pods), Some(floor), node, "% of a core")
-            .judge(node)
-            .budget(IDLE_CPU_PERCENT),
-    );
+    let what = format!("{} pods, {volumes} (floor: none)", plan.pods);
+    let mut cpu = Row::new(format!("idle CPU, {what}"), Some(floor), node, "% of a core").judge(node);
+    cpu.budget = cpu_budget;
+    let mut rows = vec![cpu];
     for (name, used) in &with.used {
         let floor = without.used.get(name).map(|used| percent(without, used.cpu_ns as f64));
         rows.push(Row::new(format!("  {name}"), floor, percent(with, used.cpu_ns as f64), "% of a core"));
     }
-    let (without, with) = (&without.pss_kib, &with.pss_kib);
-    let (floor, node) = (total(without), total(with));
-    rows.push(
-        Row::new(format!("PSS with {} pods (floor: no volumes)", plan.pods), Some(floor), node, "MiB")
-            .judge(node - floor)
-            .budget(PSS_MIB),
-    );
-    for (name, kib) in with {
-        let without = without.get(name).map(|kib| *kib as f64 / 1024.0);
+    let (floor, node) = (total(&without.pss_kib), total(&with.pss_kib));
+    let mut memory = Row::new(format!("PSS, {what}"), Some(floor), node, "MiB").judge(node - floor);
+    memory.budget = memory_budget;
+    rows.push(memory);
+    for (name, kib) in &with.pss_kib {
+        let without = without.pss_kib.get(name).map(|kib| *kib as f64 / 1024.0);
         rows.push(Row::new(format!("  {name}"), without, *kib as f64 / 1024.0, "MiB"));
     }
     rows

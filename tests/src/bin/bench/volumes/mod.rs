@@ -35,6 +35,8 @@ pub struct Plan {
     pub alone: usize,
     pub files: usize,
     pub idle: Duration,
+    /// Pods without volumes and pods with local ones idle, and nothing else: what versions that know no claim can do, too.
+    pub local_only: bool,
 }
 
 /// Operations of a kind of volumes.
@@ -78,6 +80,8 @@ pub struct Measurements {
     pub with_use: BTreeMap<String, Usage>,
     pub driver_cpu_ns: u64,
     pub idle_without: Idle,
+    /// The same pods as those of `idle`, but for the CSI volume.
+    pub idle_local: Idle,
     pub idle: Idle,
 }
 
@@ -92,7 +96,7 @@ fn progress(text: &str) {
 pub fn run(plan: &Plan) -> Result<Measurements> {
     let mut measured = Measurements::default();
     let lab = measure::lab(Release::from_environment()?)?;
-    if plan.files > 0 {
+    if plan.files > 0 && !plan.local_only {
         progress(&format!("fsGroup on {} files", plan.files));
         measured.given = Some(ownership::measure(&lab.folder(), plan.files)?);
     }
@@ -107,12 +111,18 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
     let cluster = lab.cluster()?;
     let node = lab.node(NODE).joins(&cluster)?.start()?;
     cluster.wait_for("nodes", "", NODE, "the node is ready", |node| condition(node, "Ready"))?;
+    maps(&cluster)?;
+    if plan.local_only {
+        measured.idle_without = idle_with(&cluster, &node, plan, "bare", bare)?;
+        measured.idle_local = idle_with(&cluster, &node, plan, "local", local)?;
+        node.finish().context("the node's end")?;
+        return Ok(measured);
+    }
     let spec = json!({"attachRequired": false, "podInfoOnMount": true, "fsGroupPolicy": "File",
         "volumeLifecycleModes": ["Persistent"]});
     cluster.create(&objects::csi_driver(DRIVER, &spec))?;
     let driver = DriverBuilder::new(&program, &node, DRIVER).start()?;
     driver.wait_registered()?;
-    maps(&cluster)?;
 
     progress("the same by hand");
     let direct =
@@ -157,6 +167,8 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
     measured.idle_without = measure::idle(plan.idle, || measure::alive(&node))?;
     delete(&cluster, &bare_names)?;
     std::thread::sleep(SETTLE);
+    measured.idle_local = idle_with(&cluster, &node, plan, "local", local)?;
+    std::thread::sleep(SETTLE);
 
     progress(&format!("{} pods at once", plan.pods));
     let full_names = names("full", plan.pods);
@@ -176,6 +188,17 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
     drop(driver);
     node.finish().context("the node's end")?;
     Ok(measured)
+}
+
+/// Starts such pods, looks on while they idle, and ends them.
+fn idle_with(cluster: &Cluster, node: &Node, plan: &Plan, prefix: &str, pod: fn(&str) -> Value) -> Result<Idle> {
+    progress(&format!("{} pods at once ({prefix}), idle for {} s", plan.pods, plan.idle.as_secs()));
+    let names = names(prefix, plan.pods);
+    start(cluster, &names, pod)?;
+    std::thread::sleep(MEMORY_SETTLES);
+    let idle = measure::idle(plan.idle, || measure::alive(node))?;
+    delete(cluster, &names)?;
+    Ok(idle)
 }
 
 fn names(prefix: &str, count: usize) -> Vec<String> {
@@ -200,18 +223,24 @@ fn bare(name: &str) -> Value {
     pod(name, &json!([]))
 }
 
+fn local(name: &str) -> Value {
+    pod(name, &Value::Array(local_volumes()))
+}
+
 fn full(name: &str) -> Value {
-    pod(
-        name,
-        &json!([
-            {"name": "empty", "emptyDir": {}},
-            {"name": "scratch", "emptyDir": {}},
-            {"name": "map", "configMap": {"name": "map"}},
-            {"name": "more", "configMap": {"name": "more"}},
-            {"name": "keys", "secret": {"secretName": "keys"}},
-            objects::of_claim(name),
-        ]),
-    )
+    let mut volumes = local_volumes();
+    volumes.push(objects::of_claim(name));
+    pod(name, &Value::Array(volumes))
+}
+
+fn local_volumes() -> Vec<Value> {
+    vec![
+        json!({"name": "empty", "emptyDir": {}}),
+        json!({"name": "scratch", "emptyDir": {}}),
+        json!({"name": "map", "configMap": {"name": "map"}}),
+        json!({"name": "more", "configMap": {"name": "more"}}),
+        json!({"name": "keys", "secret": {"secretName": "keys"}}),
+    ]
 }
 
 /// A pod that idles with these volumes, and without a token.
