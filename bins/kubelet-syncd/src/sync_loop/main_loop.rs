@@ -157,7 +157,7 @@ impl SyncLoop {
                     None => break,
                 },
                 update = self.updates.recv() => match update {
-                    Some(update) => self.on_update(update),
+                    Some(update) => self.on_updates(update),
                     None => break,
                 },
                 Ok(()) = self.shutdowns.preparing.changed() => self.on_shutdown(),
@@ -180,6 +180,15 @@ impl SyncLoop {
         // Work in progress is dropped with its task; the next start takes up from what the runtime and the disk say.
         for cancel in self.tasks.values() {
             cancel.cancel();
+        }
+    }
+
+    /// All updates that wait are one turn, and what they grant is written once. They are as many as the channel holds: nobody sends
+    /// before this turn has ended.
+    fn on_updates(&mut self, first: PodUpdate) {
+        self.on_update(first);
+        while let Ok(update) = self.updates.try_recv() {
+            self.on_update(update);
         }
     }
 
