@@ -226,7 +226,7 @@ impl Node {
         let none = || Seat { process: None, back: Some(Duration::ZERO) };
         let cluster = match schedule.family {
             Family::Api => Some(Cluster::start(&config, folder, &world, &machine)?),
-            Family::Pods | Family::Probes => None,
+            Family::Pods | Family::Probes | Family::Many => None,
         };
         let mut steps = schedule.steps.clone();
         steps.reverse();

@@ -151,10 +151,12 @@ pub enum Family {
     Api,
     /// Pods of manifests whose containers have probes.
     Probes,
+    /// Many small pods of manifests that come and go at the same moments: more than are started or taken down at a time.
+    Many,
 }
 
 impl Family {
-    pub const ALL: [Family; 3] = [Family::Pods, Family::Api, Family::Probes];
+    pub const ALL: [Family; 4] = [Family::Pods, Family::Api, Family::Probes, Family::Many];
 
     /// What `--only` takes.
     pub fn name(self) -> &'static str {
@@ -162,6 +164,7 @@ impl Family {
             Family::Pods => "pods",
             Family::Api => "api",
             Family::Probes => "probes",
+            Family::Many => "many",
         }
     }
 
@@ -449,12 +452,13 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The schedule of a seed. Without a wish for a family, even seeds are about pods of the API server, odd ones about the other two in
+    /// The schedule of a seed. Without a wish for a family, even seeds are about pods of the API server, odd ones about the others in
     /// turn.
     pub fn of(seed: u64, only: Option<Family>) -> Self {
-        let family = only.unwrap_or(match seed % 4 {
-            1 => Family::Pods,
+        let family = only.unwrap_or(match seed % 8 {
+            1 | 5 => Family::Pods,
             3 => Family::Probes,
+            7 => Family::Many,
             _ => Family::Api,
         });
         let mut dice = Dice::of(seed, "schedule");
@@ -468,6 +472,10 @@ impl Schedule {
                 workload(&mut dice, &mut steps);
                 faults(&mut dice, &mut steps);
                 probes(&mut dice, &mut steps);
+            }
+            Family::Many => {
+                crowd(&mut dice, &mut steps);
+                faults(&mut dice, &mut steps);
             }
             Family::Api => {
                 api_workload(&mut dice, &mut steps);
@@ -508,6 +516,37 @@ fn workload(dice: &mut Dice, steps: &mut Vec<Step>) {
             steps.push(Step { at, deed });
         }
     }
+}
+
+/// Many pods come together, and most of them go together, as those of a node that is drained; whoever controls them lets others follow.
+fn crowd(dice: &mut Dice, steps: &mut Vec<Step>) {
+    let calm = u64::try_from(CALM.as_millis()).unwrap_or(u64::MAX);
+    let come = if dice.percent(30) { 0 } else { dice.below(calm / 6) };
+    let go = dice.between(calm / 3, calm - 5_000);
+    for number in 0..dice.between(8, 24) {
+        let pod = format!("m{number}");
+        steps.push(Step { at: come + dice.below(2_000), deed: Deed::Write { pod: pod.clone(), shape: small(dice) } });
+        if !dice.percent(80) {
+            continue;
+        }
+        steps.push(Step { at: go + dice.below(50), deed: Deed::Remove { pod } });
+        if dice.percent(30) {
+            let deed = Deed::Write { pod: format!("n{number}"), shape: small(dice) };
+            steps.push(Step { at: go + dice.below(4_000), deed });
+        }
+    }
+}
+
+/// A pod of one container that runs on, often with a sidecar: what differs is how long they take to end.
+fn small(dice: &mut Dice) -> Shape {
+    let mut init = Vec::new();
+    if dice.percent(40) {
+        let mut sidecar = container(dice, "i0".to_owned(), false);
+        sidecar.sidecar = true;
+        init.push(sidecar);
+    }
+    let containers = vec![container(dice, "c0".to_owned(), false)];
+    Shape { restart_policy: "Always".to_owned(), grace: dice.one_of(30, &[1, 2, 5, 10]), init, containers }
 }
 
 /// Pods of the API server live as those of manifests, and end in more ways.
