@@ -79,6 +79,9 @@ impl StatusStore {
         let uid = desired.uid.clone();
         self.named.insert(uid.clone());
         let is_static = desired.is_static;
+        // What others wait for: that the pod runs, has ended, may go. Nothing more comes with the last, and little with the others.
+        let turns = self.pods.get(&uid).is_some_and(|before| before.desired.phase != desired.phase);
+        let settles = if turns || desired.may_delete { Duration::ZERO } else { SETTLE };
         let wakes_others = is_static && (desired.finished || !self.pods.contains_key(&uid));
         let news = match self.pods.get_mut(&uid) {
             Some(entry) => entry.update(desired, seen),
@@ -91,7 +94,7 @@ impl StatusStore {
             if let Some(entry) = self.pods.get_mut(&uid) {
                 entry.changed_at.get_or_insert(now);
             }
-            self.schedule(&uid, now + SETTLE);
+            self.schedule(&uid, now + settles);
         }
         if wakes_others {
             self.wake_static(now);
