@@ -4,6 +4,7 @@
 //! no events it relists each second, as upstream does (upstream `pkg/kubelet/pleg`).
 
 pub mod cache;
+mod due;
 mod ended;
 mod evented;
 mod inspect;
