@@ -1,6 +1,7 @@
 //! The lifecycle event generator against a stand-in for a runtime that has the CRI's own events, and misbehaves.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -25,6 +26,18 @@ struct Runtime {
     containers: Arc<Mutex<BTreeMap<String, i32>>>,
     /// None: this runtime has no events.
     events: Option<broadcast::Sender<v1::ContainerEventResponse>>,
+    /// Lists of one pod that were asked for.
+    filtered: Arc<AtomicUsize>,
+}
+
+impl Runtime {
+    fn count(&self, wanted: &BTreeMap<String, String>) {
+        self.filtered.fetch_add(usize::from(!wanted.is_empty()), Ordering::Relaxed);
+    }
+
+    fn filtered(&self) -> usize {
+        self.filtered.load(Ordering::Relaxed)
+    }
 }
 
 fn uid_of(container: &str) -> PodUid {
@@ -32,15 +45,24 @@ fn uid_of(container: &str) -> PodUid {
 }
 
 fn labels(container: &str) -> BTreeMap<String, String> {
-    BTreeMap::from([("io.kubernetes.pod.uid".to_owned(), uid_of(container).to_string())])
+    BTreeMap::from([
+        ("io.kubernetes.pod.uid".to_owned(), uid_of(container).to_string()),
+        ("io.kubernetes.pod.name".to_owned(), container.to_owned()),
+        ("io.kubernetes.pod.namespace".to_owned(), "default".to_owned()),
+    ])
+}
+
+fn selects(wanted: &BTreeMap<String, String>, labels: &BTreeMap<String, String>) -> bool {
+    wanted.iter().all(|(key, value)| labels.get(key) == Some(value))
 }
 
 #[tonic::async_trait]
 impl RuntimeService for Runtime {
     async fn list_pod_sandbox(
         &self,
-        _: Request<v1::ListPodSandboxRequest>,
+        request: Request<v1::ListPodSandboxRequest>,
     ) -> Result<Response<v1::ListPodSandboxResponse>, Status> {
+        self.count(&request.into_inner().filter.unwrap_or_default().label_selector);
         Ok(Response::new(v1::ListPodSandboxResponse::default()))
     }
 
@@ -49,8 +71,9 @@ impl RuntimeService for Runtime {
         request: Request<v1::ListContainersRequest>,
     ) -> Result<Response<v1::ListContainersResponse>, Status> {
         let wanted = request.into_inner().filter.unwrap_or_default().label_selector;
+        self.count(&wanted);
         let containers = self.containers.lock().unwrap();
-        let containers = containers.iter().filter(|(id, _)| wanted.is_empty() || labels(id) == wanted);
+        let containers = containers.iter().filter(|(id, _)| selects(&wanted, &labels(id)));
         let containers = containers.map(|(id, state)| v1::Container {
             id: id.clone(),
             pod_sandbox_id: "s".into(),
@@ -71,7 +94,7 @@ impl RuntimeService for Runtime {
         }
         let state = self.containers.lock().unwrap().get(&id).copied();
         let state = state.ok_or_else(|| Status::not_found("no such container"))?;
-        let status = v1::ContainerStatus { id, state, ..Default::default() };
+        let status = v1::ContainerStatus { labels: labels(&id), id, state, ..Default::default() };
         Ok(Response::new(v1::ContainerStatusResponse { status: Some(status), ..Default::default() }))
     }
 
@@ -100,6 +123,7 @@ impl Bench {
         let runtime = Runtime {
             containers: Arc::new(Mutex::new(containers.iter().map(|(id, state)| ((*id).to_owned(), *state)).collect())),
             events: with_events.then(|| broadcast::channel(16).0),
+            filtered: Arc::default(),
         };
         let listener = tokio::net::UnixListener::bind(&path).unwrap();
         let service = RuntimeServiceServer::new(runtime.clone());
@@ -203,6 +227,31 @@ async fn a_runtime_without_events_is_relisted() {
     let stats = bench.pleg.stats();
     assert_eq!((stats.source, stats.events_missed, stats.connection_errors), (None, 0, 0));
     assert!(bench.pleg.cache().snapshot().is_empty() && bench.pleg.health().is_ok());
+    assert_eq!(bench.runtime.filtered(), 0, "what the list of everything showed of a pod is not asked for again");
+}
+
+#[tokio::test]
+async fn pods_that_were_there_are_looked_at_by_their_ids() {
+    let names: Vec<String> = (0..20).map(|n| format!("c{n}")).collect();
+    let containers: Vec<(&str, i32)> = names.iter().map(|name| (name.as_str(), RUNNING)).collect();
+    let mut bench = Bench::start(&containers, true, PlegOptions::default()).await;
+    bench.pleg.first_relist().await;
+    let cache = bench.pleg.cache();
+    for name in &names {
+        assert_eq!(bench.next().await.0, PodLifecycleEventKind::ContainerStarted);
+        let pod = cache.get(&uid_of(name));
+        assert_eq!((pod.namespace.as_str(), pod.name.as_str(), pod.containers.len()), ("default", name.as_str(), 1));
+    }
+    bench.connected().await;
+    // And after the list that follows the opening of the stream.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert_eq!(bench.runtime.filtered(), 0);
+
+    // What an event tells of first, lists are asked about.
+    bench.set("late", Some(RUNNING));
+    bench.tell("late", v1::ContainerEventType::ContainerStartedEvent);
+    assert_eq!(bench.next().await, (PodLifecycleEventKind::ContainerStarted, "uid-late".into()));
+    assert_eq!(bench.runtime.filtered(), 2);
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! The generator's task: the thin async shell around the tracker. One loop owns all state; calls to the runtime run
 //! beside it, so a hung one holds up its own pod only.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -17,9 +17,9 @@ use tracing::{debug, info, warn};
 
 use super::ended::EndedAhead;
 use super::evented::{EventSource, SourcePicker, gives_events_to_one_alone};
-use super::inspect;
+use super::inspect::{self, Everything};
 use super::metrics::PlegMetrics;
-use super::relist::{PodLifecycleEvent, PodLifecycleEventKind, PodStates, states_of};
+use super::relist::{PodLifecycleEvent, PodLifecycleEventKind, states_of};
 use super::tracker::{BUSY_MAX, Tracker};
 use super::{PlegOptions, Shared, lock};
 use kubelet_model::pod::model::RuntimePod;
@@ -40,7 +40,7 @@ const LIST_RETRY: Duration = Duration::from_secs(1);
 
 enum Done {
     Inspected { uid: PodUid, ordered: Instant, started: Instant, result: Result<RuntimePod, CriError> },
-    Listed { started: Instant, result: Result<HashMap<PodUid, PodStates>, CriError> },
+    Listed { started: Instant, result: Result<Everything, CriError> },
     LookedUp { id: Box<str>, owner: Option<PodUid> },
 }
 
@@ -353,7 +353,7 @@ impl PlegTask {
         }
     }
 
-    fn on_listed(&mut self, started: Instant, result: Result<HashMap<PodUid, PodStates>, CriError>, now: Instant) {
+    fn on_listed(&mut self, started: Instant, result: Result<Everything, CriError>, now: Instant) {
         self.listing = false;
         self.metrics.relist_duration.observe(now.duration_since(started).as_secs_f64());
         lock(&self.shared.stats).relists += 1;
@@ -364,7 +364,7 @@ impl PlegTask {
                     warn!(%error, "listing the runtime's pods");
                 }
             }
-            Ok(pods) => {
+            Ok(Everything { states: pods, ids }) => {
                 self.seen(started);
                 if failed_before && self.stream.is_none() {
                     self.picker.runtime_is_back(now);
@@ -372,7 +372,7 @@ impl PlegTask {
                 // What happened while there was no stream is nothing that events missed.
                 let audit = self.stream.is_some() && started >= self.opened_at + LIST_AGAIN_AFTER_OPEN * 2;
                 let doubtful = self.tracker.listed(&pods, started, now, audit);
-                self.shared.cache.set_listed(started, &doubtful);
+                self.shared.cache.set_listed(started, &doubtful, ids);
                 if self.initial.is_none() {
                     self.initial_until = Some(now + FIRST_INSPECTIONS);
                     self.initial = Some(pods.into_keys().filter(|uid| doubtful.contains(uid)).collect());

@@ -80,7 +80,7 @@ pub(super) struct Order {
     pub refresh: HashSet<Box<str>>,
     /// Ids that events have named and of which something is awaited.
     pub named: Vec<Box<str>>,
-    /// A list showed another state than what is known, or the last look failed: what there is, only lists tell.
+    /// The audit showed another state than what is known, or the last look failed: what there is, only lists of the pod tell.
     pub in_doubt: bool,
 }
 
