@@ -1,6 +1,6 @@
 //! The lifecycle event generator against a stand-in for a runtime that has the CRI's own events, and misbehaves.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -252,6 +252,24 @@ async fn pods_that_were_there_are_looked_at_by_their_ids() {
     bench.tell("late", v1::ContainerEventType::ContainerStartedEvent);
     assert_eq!(bench.next().await, (PodLifecycleEventKind::ContainerStarted, "uid-late".into()));
     assert_eq!(bench.runtime.filtered(), 2);
+}
+
+/// More pods than a subscriber may be events behind.
+#[tokio::test]
+async fn a_slow_subscriber_hears_of_every_pod() {
+    let names: Vec<String> = (0..1100).map(|n| format!("c{n}")).collect();
+    let containers: Vec<(&str, i32)> = names.iter().map(|name| (name.as_str(), RUNNING)).collect();
+    let mut bench = Bench::start(&containers, true, PlegOptions::default()).await;
+    bench.pleg.first_relist().await;
+    assert_eq!(bench.pleg.stats().events_discarded, 100);
+    let mut unheard: BTreeSet<PodUid> = names.iter().map(|name| uid_of(name)).collect();
+    while !unheard.is_empty() {
+        let event = tokio::time::timeout(LIMIT, bench.events.recv()).await;
+        let Ok(Some(event)) = event else { panic!("never heard of {unheard:?}") };
+        unheard.remove(&event.uid);
+    }
+    // Nothing of it is left.
+    assert!(tokio::time::timeout(Duration::from_millis(300), bench.events.recv()).await.is_err());
 }
 
 #[tokio::test]

@@ -20,6 +20,7 @@ use super::evented::{EventSource, SourcePicker, gives_events_to_one_alone};
 use super::inspect::{self, Everything};
 use super::metrics::PlegMetrics;
 use super::relist::{PodLifecycleEvent, PodLifecycleEventKind, states_of};
+use super::subscribers::room;
 use super::tracker::{BUSY_MAX, Tracker};
 use super::{PlegOptions, Shared, lock};
 use kubelet_model::pod::model::RuntimePod;
@@ -147,6 +148,7 @@ impl PlegTask {
                     None => std::future::pending().await,
                 }
             };
+            let behind = lock(&self.shared.subscribers).behind();
             let done = async {
                 match self.work.is_empty() {
                     true => std::future::pending().await,
@@ -166,6 +168,7 @@ impl PlegTask {
                     }
                 }
                 () = asked(self.heartbeat.as_ref()) => {}
+                () = room(behind) => lock(&self.shared.subscribers).catch_up(),
                 () = timer => {}
             }
         }
@@ -456,17 +459,12 @@ impl PlegTask {
         if events.is_empty() {
             return;
         }
-        let mut subscribers = lock(&self.shared.subscribers);
-        subscribers.retain(|subscriber| !subscriber.is_closed());
-        for event in events {
+        for event in &events {
             debug!(pod_uid = %event.uid, kind = ?event.kind, id = %event.id, "pod lifecycle event");
-            for subscriber in subscribers.iter() {
-                if subscriber.try_send(event.clone()).is_err() {
-                    self.metrics.discard_events.inc();
-                    lock(&self.shared.stats).events_discarded += 1;
-                }
-            }
         }
+        let discarded = lock(&self.shared.subscribers).tell(&events);
+        self.metrics.discard_events.inc_by(discarded);
+        lock(&self.shared.stats).events_discarded += discarded;
     }
 }
 
