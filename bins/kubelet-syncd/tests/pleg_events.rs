@@ -5,10 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bulkhead_cri::containerd::service::events_server::{Events, EventsServer};
+use bulkhead_cri::containerd::{payload, service};
 use bulkhead_cri::v1::runtime_service_server::{RuntimeService, RuntimeServiceServer};
 use bulkhead_cri::{CriClient, CriDeadlines, DirectConnector, v1};
 use bulkhead_types::PodUid;
+use kubelet_model::pod::model::RunState;
 use kubelet_pleg::{EventSource, Pleg, PlegOptions, PodLifecycleEvent, PodLifecycleEventKind};
+use prost::Message as _;
 use tokio::sync::{broadcast, mpsc};
 use tokio::time::Instant;
 use tokio_stream::StreamExt;
@@ -26,13 +30,24 @@ struct Runtime {
     containers: Arc<Mutex<BTreeMap<String, i32>>>,
     /// None: this runtime has no events.
     events: Option<broadcast::Sender<v1::ContainerEventResponse>>,
-    /// Lists of one pod that were asked for.
+    /// It is containerd, and has events of its own.
+    own_events: Option<broadcast::Sender<service::Envelope>>,
+    /// Lists of one pod or one id that were asked for.
     filtered: Arc<AtomicUsize>,
 }
 
 impl Runtime {
-    fn count(&self, wanted: &BTreeMap<String, String>) {
-        self.filtered.fetch_add(usize::from(!wanted.is_empty()), Ordering::Relaxed);
+    fn new(containers: &[(&str, i32)], with_events: bool) -> Self {
+        Runtime {
+            containers: Arc::new(Mutex::new(containers.iter().map(|(id, state)| ((*id).to_owned(), *state)).collect())),
+            events: with_events.then(|| broadcast::channel(16).0),
+            own_events: None,
+            filtered: Arc::default(),
+        }
+    }
+
+    fn count(&self, id: &str, labels: &BTreeMap<String, String>) {
+        self.filtered.fetch_add(usize::from(!id.is_empty() || !labels.is_empty()), Ordering::Relaxed);
     }
 
     fn filtered(&self) -> usize {
@@ -57,12 +72,33 @@ fn selects(wanted: &BTreeMap<String, String>, labels: &BTreeMap<String, String>)
 }
 
 #[tonic::async_trait]
+impl Events for Runtime {
+    async fn subscribe(
+        &self,
+        _: Request<service::SubscribeRequest>,
+    ) -> Result<Response<BoxStream<service::Envelope>>, Status> {
+        let Some(events) = &self.own_events else { return Err(Status::unimplemented("no events")) };
+        let stream = BroadcastStream::new(events.subscribe());
+        Ok(Response::new(Box::pin(stream.map(|event| event.map_err(|_| Status::data_loss("lagged"))))))
+    }
+}
+
+#[tonic::async_trait]
 impl RuntimeService for Runtime {
+    async fn version(&self, _: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
+        if self.own_events.is_none() {
+            return Err(Status::unimplemented("no version"));
+        }
+        let (name, version) = ("containerd".to_owned(), "v2.1.4".to_owned());
+        Ok(Response::new(v1::VersionResponse { runtime_name: name, runtime_version: version, ..Default::default() }))
+    }
+
     async fn list_pod_sandbox(
         &self,
         request: Request<v1::ListPodSandboxRequest>,
     ) -> Result<Response<v1::ListPodSandboxResponse>, Status> {
-        self.count(&request.into_inner().filter.unwrap_or_default().label_selector);
+        let filter = request.into_inner().filter.unwrap_or_default();
+        self.count(&filter.id, &filter.label_selector);
         Ok(Response::new(v1::ListPodSandboxResponse::default()))
     }
 
@@ -70,10 +106,11 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<v1::ListContainersRequest>,
     ) -> Result<Response<v1::ListContainersResponse>, Status> {
-        let wanted = request.into_inner().filter.unwrap_or_default().label_selector;
-        self.count(&wanted);
+        let filter = request.into_inner().filter.unwrap_or_default();
+        self.count(&filter.id, &filter.label_selector);
         let containers = self.containers.lock().unwrap();
-        let containers = containers.iter().filter(|(id, _)| selects(&wanted, &labels(id)));
+        let containers = containers.iter().filter(|(id, _)| filter.id.is_empty() || filter.id == **id);
+        let containers = containers.filter(|(id, _)| selects(&filter.label_selector, &labels(id)));
         let containers = containers.map(|(id, state)| v1::Container {
             id: id.clone(),
             pod_sandbox_id: "s".into(),
@@ -118,18 +155,19 @@ struct Bench {
 
 impl Bench {
     async fn start(containers: &[(&str, i32)], with_events: bool, options: PlegOptions) -> Self {
+        Bench::with(Runtime::new(containers, with_events), options).await
+    }
+
+    async fn with(runtime: Runtime, options: PlegOptions) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("cri.sock");
-        let runtime = Runtime {
-            containers: Arc::new(Mutex::new(containers.iter().map(|(id, state)| ((*id).to_owned(), *state)).collect())),
-            events: with_events.then(|| broadcast::channel(16).0),
-            filtered: Arc::default(),
-        };
         let listener = tokio::net::UnixListener::bind(&path).unwrap();
         let service = RuntimeServiceServer::new(runtime.clone());
+        let own_events = EventsServer::new(runtime.clone());
         tokio::spawn(
             tonic::transport::Server::builder()
                 .add_service(service)
+                .add_service(own_events)
                 .serve_with_incoming(UnixListenerStream::new(listener)),
         );
         let client = CriClient::new(Arc::new(DirectConnector(path)), CriDeadlines::default());
@@ -156,6 +194,17 @@ impl Bench {
             ..Default::default()
         };
         self.runtime.events.as_ref().unwrap().send(event).unwrap();
+    }
+
+    /// containerd's own word that the container's process has ended.
+    fn tell_own(&self, id: &str, exit_code: u32) {
+        let exit =
+            payload::TaskExit { container_id: id.into(), id: id.into(), exit_status: exit_code, ..Default::default() };
+        let mut envelope = service::Envelope { topic: "/tasks/exit".into(), ..Default::default() };
+        let event = envelope.event.get_or_insert_default();
+        event.type_url = "containerd.events.TaskExit".into();
+        event.value = exit.encode_to_vec();
+        self.runtime.own_events.as_ref().unwrap().send(envelope).unwrap();
     }
 
     async fn next(&mut self) -> (PodLifecycleEventKind, String) {
@@ -197,6 +246,45 @@ async fn the_cris_own_events_are_preferred() {
     bench.pleg.request(&uid_of("b"));
     assert_eq!(bench.next().await, (PodLifecycleEventKind::PodSync, "uid-b".into()));
     assert_eq!(bench.pleg.stats().events_missed, 0);
+}
+
+#[tokio::test]
+async fn containerds_own_word_of_an_end_counts_before_the_cris() {
+    let mut runtime = Runtime::new(&[("a", RUNNING)], true);
+    let own_events = broadcast::channel(16).0;
+    runtime.own_events = Some(own_events.clone());
+    let mut bench = Bench::with(runtime, PlegOptions::default()).await;
+    bench.pleg.first_relist().await;
+    assert_eq!(bench.next().await.0, PodLifecycleEventKind::ContainerStarted);
+    bench.connected().await;
+    assert_eq!(bench.pleg.stats().source, Some(EventSource::Cri));
+    let deadline = Instant::now() + LIMIT;
+    while own_events.receiver_count() == 0 {
+        assert!(Instant::now() < deadline, "nobody listens");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+
+    // While its worker ends it nobody looks at the pod, and the CRI says that it runs until all is cleared away.
+    let (uid, looks) = (uid_of("a"), bench.pleg.stats().inspections);
+    let busy = bench.pleg.busy(&uid);
+    bench.tell_own("nobody's", 1);
+    bench.tell_own("a", 3);
+    assert_eq!(bench.next().await, (PodLifecycleEventKind::ContainerDied, "uid-a".into()));
+    let ended = bench.pleg.cache().get(&uid);
+    assert_eq!((ended.containers[0].state, ended.containers[0].exit_code), (RunState::Exited, 3));
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!((bench.pleg.stats().inspections, bench.runtime.filtered()), (looks, 0), "and nothing is asked for it");
+
+    // The CRI's event brings the look.
+    bench.set("a", Some(EXITED));
+    bench.tell("a", v1::ContainerEventType::ContainerStoppedEvent);
+    drop(busy);
+    let deadline = Instant::now() + Duration::from_secs(1);
+    while bench.pleg.stats().inspections == looks {
+        assert!(Instant::now() < deadline, "nobody has looked");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(bench.pleg.cache().get(&uid).containers[0].state, RunState::Exited);
 }
 
 #[tokio::test]

@@ -157,6 +157,20 @@ impl Tracker {
         self.due.at(uid, now + pause);
     }
 
+    /// A container has ended by the runtime's own word, and the CRI's events will say so when its answers agree: theirs brings the
+    /// look, and time does where it does not come.
+    pub(super) fn ends_early(&mut self, uid: &PodUid, id: &str, now: Instant) {
+        let track = self.pods.entry(uid.clone()).or_default();
+        let runs = track.states.get(id) == Some(&PlegState::Running);
+        if runs && !track.expectations.iter().any(|one| &*one.id == id) {
+            let until = now + EXPECT_FOR;
+            track.expectations.push(Expectation { id: id.into(), want: AwaitedState::Ended, until });
+            track.recheck = RECHECK_MIN;
+            track.from_audit = false;
+            self.due.at(uid, until);
+        }
+    }
+
     /// A container is known to have ended before the runtime's answers say so. Gives the event, unless it is known.
     pub(super) fn finished(&mut self, uid: &PodUid, id: &str) -> Option<PodLifecycleEvent> {
         let state = self.pods.get_mut(uid)?.states.get_mut(id).filter(|state| **state == PlegState::Running)?;
@@ -469,6 +483,25 @@ mod tests {
         tracker.take_due(now, 9);
         assert!(tracker.inspected(&u, now, both(&[("c", PlegState::Exited)]), now).events.is_empty());
         assert_eq!(tracker.next_due(9), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_early_word_of_an_end_leaves_the_look_to_the_event_that_follows() {
+        let (mut tracker, u, now) = running();
+        tracker.ends_early(&u, "c", now);
+        assert_eq!(tracker.finished(&u, "c").unwrap().kind, PodLifecycleEventKind::ContainerDied);
+        tracker.ends_early(&u, "c", now + DEBOUNCE);
+        assert_eq!(tracker.next_due(9), Some(now + EXPECT_FOR), "in case that none follows");
+        let now = now + RECHECK_MAX;
+        tracker.event(&u, "c", Event::Exited(Some(0)), true, now);
+        assert_eq!(tracker.next_due(9), Some(now + DEBOUNCE));
+        let now = now + DEBOUNCE;
+        assert_eq!(tracker.take_due(now, 9)[0].named, [Box::from("c")]);
+        assert!(tracker.inspected(&u, now, both(&[("c", PlegState::Exited)]), now).events.is_empty(), "told once");
+        assert_eq!(tracker.next_due(9), None);
+        tracker.ends_early(&u, "c", now);
+        tracker.ends_early(&u, "nobody's", now);
+        assert_eq!(tracker.next_due(9), None, "nothing new in them");
     }
 
     #[tokio::test(start_paused = true)]
