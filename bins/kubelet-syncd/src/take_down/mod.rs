@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bulkhead_types::ContainerId;
+use kubelet_runtime::runtime::grace_clock::HeldBack;
 use kubelet_runtime::stages;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -139,6 +140,7 @@ struct Inner {
     hurried: bool,
     /// Who waits for the pod's slot, on behalf of all its containers.
     gate: tokio::sync::Mutex<()>,
+    held: HeldBack,
     state: Mutex<State>,
 }
 
@@ -170,8 +172,13 @@ impl TakeDown {
             place: Place::Back,
             signal_by: None,
         };
-        let inner = Inner { slots, pod, hurried, gate: tokio::sync::Mutex::default(), state: Mutex::new(state) };
-        TakeDown { inner: Arc::new(inner) }
+        let (gate, held, state) = (tokio::sync::Mutex::default(), HeldBack::default(), Mutex::new(state));
+        TakeDown { inner: Arc::new(Inner { slots, pod, hurried, gate, held, state }) }
+    }
+
+    /// For how long its signals are held back: no part of a grace period.
+    pub fn held_back(&self) -> HeldBack {
+        self.inner.held.clone()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -245,6 +252,7 @@ impl TakeDown {
         if self.inner.hurried {
             return;
         }
+        let _held = self.inner.held.begin();
         let signal_by = *self.state().signal_by.get_or_insert_with(|| Instant::now() + HELD_MAX);
         let waits = AtomicBool::new(false);
         let taken = tokio::time::timeout_at(signal_by, self.take(&waits)).await;

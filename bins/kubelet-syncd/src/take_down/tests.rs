@@ -159,6 +159,33 @@ async fn a_pod_is_looked_at_while_it_uses_its_grace_period_and_not_while_the_run
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_grace_period_stands_while_a_signal_is_held_back() {
+    let (slots, world) = (TakeDowns::new(1), World::default());
+    let held = Duration::from_secs(6);
+    let id = ContainerId::parse(&"f".repeat(64)).unwrap();
+    // It has ended, and the runtime takes long to clear it away.
+    world.seen().ends.insert(id.clone(), Instant::now());
+    let first = TakeDown::new(slots.clone(), 1, false, Box::new(world.clone()));
+    let others = async {
+        first.stop(&id, tokio::time::sleep(held)).await;
+        first.stop_sandbox(std::future::ready(())).await;
+    };
+    let second = TakeDown::new(slots, 2, false, Box::new(world.clone()));
+    let clock = second.held_back().clock();
+    let waits = async {
+        let begun = Instant::now();
+        clock.within(Duration::from_secs(5), std::future::pending()).await;
+        begun.elapsed()
+    };
+    let spent_at_signal = async { clock.spent() };
+    let own = ContainerId::parse(&"a".repeat(64)).unwrap();
+    let ((), spent, waited) = tokio::join!(others, second.stop(&own, spent_at_signal), waits);
+    assert!(spent <= TICK, "{spent:?}");
+    let expected = held + Duration::from_secs(5);
+    assert!(waited >= expected && waited <= expected + TICK * 2, "{waited:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn one_that_was_signalled_is_finished_before_others_are_signalled() {
     let slots = TakeDowns::new(1);
     // The first ends while the third has the slot, and others still wait for their signal.
