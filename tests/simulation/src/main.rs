@@ -54,7 +54,7 @@ fn command_line() -> clap::Command {
                 .long("keep")
                 .value_name("FOLDER")
                 .value_parser(value_parser!(PathBuf))
-                .help("Writes the shrunk schedule of each failure there"),
+                .help("Writes the shrunk schedule of each failure there, and makes the folder where there is none"),
         )
         .arg(Arg::new("no-shrink").long("no-shrink").action(ArgAction::SetTrue).help("Shows failures as they are"))
         .arg(Arg::new("log").long("log").action(ArgAction::SetTrue).help("With --seed or --schedule: kubelet-syncd's log, too"))
@@ -215,6 +215,7 @@ fn show(program: &Path, failed: &Outcome, matches: &clap::ArgMatches) -> Result<
     let text = serde_json::to_string_pretty(&schedule)?;
     match matches.get_one::<PathBuf>("keep") {
         Some(folder) => {
+            std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
             let path = folder.join(format!("seed-{}-{check}.json", failed.seed));
             std::fs::write(&path, text + "\n").with_context(|| format!("writing {}", path.display()))?;
             println!("kept as {}", path.display());
