@@ -55,7 +55,7 @@ fn command_line() -> clap::Command {
                 .long("keep")
                 .value_name("FOLDER")
                 .value_parser(value_parser!(PathBuf))
-                .help("Writes the shrunk schedule of each failure into that folder"),
+                .help("Writes the shrunk schedule of each failure there, and makes the folder where there is none"),
         )
         .arg(Arg::new("no-shrink").long("no-shrink").action(ArgAction::SetTrue).help("Shows failures as they are"))
         .arg(Arg::new("log").long("log").action(ArgAction::SetTrue).help("With --seed or --schedule: kubelet-syncd's log, too"))
