@@ -348,6 +348,7 @@ async fn a_removal_that_nobody_waits_for_begins_with_no_further_pod() {
     let Some(world) = world().await else { return };
     let mut volumes = VolumesClient::new(world.channel(SYNCD).await);
     for pod in ["a", "b", "c"] {
+        volumes.prepare_pod(PreparePodRequest { pod_uid: pod.into() }).await.unwrap();
         volumes.set_up_empty_dir(disk(pod, "v")).await.unwrap();
     }
     let nobody = Arc::new(HashSet::new());
