@@ -53,7 +53,13 @@ fn main() -> ExitCode {
         }
         Some(("conformance", options)) => conformance(options),
         Some(("fuzz", options)) => fuzz(&rest(options)),
-        Some(("simulate", options)) => simulate(&rest(options)),
+        Some(("simulate", options)) => {
+            let mut rest = rest(options);
+            take_option(&mut rest, "--profile").and_then(|later| {
+                let profile = later.unwrap_or_else(|| text(options, "profile"));
+                simulate(&profile, &rest)
+            })
+        }
         Some(("record-api", options)) => {
             versions::record_api(options.get_one::<String>("revision").map(String::as_str))
         }
@@ -112,7 +118,7 @@ fn command_line() -> clap::Command {
                 )
                 .arg(rest("Passed on to the test runner, for example a test's name")),
         )
-        .subcommand(clap::Command::new("ci").about("What .ci/run runs: the same as `test`"))
+        .subcommand(clap::Command::new("ci").about("What .ci/run runs before its minute of new seeds: the same as `test`"))
         .subcommand(clap::Command::new("check").about("Format, lints, dependencies"))
         .subcommand(clap::Command::new("fmt").about("Formats the whole workspace"))
         .subcommand(
@@ -160,6 +166,9 @@ fn command_line() -> clap::Command {
         .subcommand(
             clap::Command::new("simulate")
                 .about("Runs the real kubelet-syncd and kubelet-statusd on virtual time between models of their peers, driven by seeds (docs/simulation.md)")
+                .arg(
+                    profile("dev").help("cargo profile of what is run: `dev` as the tests build it, `simulate` for long runs"),
+                )
                 .arg(rest("Passed on: --seeds N, --seed S, --minutes M, --only pods, --schedule FILE, --keep FOLDER, --mutants; --help names all")),
         )
 }
@@ -292,10 +301,9 @@ fn fuzz(options: &[String]) -> Result<()> {
     checks::cargo(&arguments)
 }
 
-/// As the tests build it: most of the time goes into few crates, which are optimised there, too.
-fn simulate(options: &[String]) -> Result<()> {
-    let mut arguments =
-        vec!["run", "--locked", "--quiet", "--package", "bulkhead-simulation", "--bin", "simulate", "--"];
+fn simulate(profile: &str, options: &[String]) -> Result<()> {
+    let mut arguments = vec!["run", "--locked", "--quiet", "--profile", profile];
+    arguments.extend(["--package", "bulkhead-simulation", "--bin", "simulate", "--"]);
     arguments.extend(options.iter().map(String::as_str));
     checks::cargo(&arguments)
 }

@@ -1,13 +1,18 @@
 //! The lifecycle event generator against a stand-in for a runtime that has the CRI's own events, and misbehaves.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bulkhead_cri::containerd::service::events_server::{Events, EventsServer};
+use bulkhead_cri::containerd::{payload, service};
 use bulkhead_cri::v1::runtime_service_server::{RuntimeService, RuntimeServiceServer};
 use bulkhead_cri::{CriClient, CriDeadlines, DirectConnector, v1};
 use bulkhead_types::PodUid;
+use kubelet_model::pod::model::RunState;
 use kubelet_pleg::{EventSource, Pleg, PlegOptions, PodLifecycleEvent, PodLifecycleEventKind};
+use prost::Message as _;
 use tokio::sync::{broadcast, mpsc};
 use tokio::time::Instant;
 use tokio_stream::StreamExt;
@@ -25,6 +30,29 @@ struct Runtime {
     containers: Arc<Mutex<BTreeMap<String, i32>>>,
     /// None: this runtime has no events.
     events: Option<broadcast::Sender<v1::ContainerEventResponse>>,
+    /// It is containerd, and has events of its own.
+    own_events: Option<broadcast::Sender<service::Envelope>>,
+    /// Lists of one pod or one id that were asked for.
+    filtered: Arc<AtomicUsize>,
+}
+
+impl Runtime {
+    fn new(containers: &[(&str, i32)], with_events: bool) -> Self {
+        Runtime {
+            containers: Arc::new(Mutex::new(containers.iter().map(|(id, state)| ((*id).to_owned(), *state)).collect())),
+            events: with_events.then(|| broadcast::channel(16).0),
+            own_events: None,
+            filtered: Arc::default(),
+        }
+    }
+
+    fn count(&self, id: &str, labels: &BTreeMap<String, String>) {
+        self.filtered.fetch_add(usize::from(!id.is_empty() || !labels.is_empty()), Ordering::Relaxed);
+    }
+
+    fn filtered(&self) -> usize {
+        self.filtered.load(Ordering::Relaxed)
+    }
 }
 
 fn uid_of(container: &str) -> PodUid {
@@ -32,15 +60,45 @@ fn uid_of(container: &str) -> PodUid {
 }
 
 fn labels(container: &str) -> BTreeMap<String, String> {
-    BTreeMap::from([("io.kubernetes.pod.uid".to_owned(), uid_of(container).to_string())])
+    BTreeMap::from([
+        ("io.kubernetes.pod.uid".to_owned(), uid_of(container).to_string()),
+        ("io.kubernetes.pod.name".to_owned(), container.to_owned()),
+        ("io.kubernetes.pod.namespace".to_owned(), "default".to_owned()),
+    ])
+}
+
+fn selects(wanted: &BTreeMap<String, String>, labels: &BTreeMap<String, String>) -> bool {
+    wanted.iter().all(|(key, value)| labels.get(key) == Some(value))
+}
+
+#[tonic::async_trait]
+impl Events for Runtime {
+    async fn subscribe(
+        &self,
+        _: Request<service::SubscribeRequest>,
+    ) -> Result<Response<BoxStream<service::Envelope>>, Status> {
+        let Some(events) = &self.own_events else { return Err(Status::unimplemented("no events")) };
+        let stream = BroadcastStream::new(events.subscribe());
+        Ok(Response::new(Box::pin(stream.map(|event| event.map_err(|_| Status::data_loss("lagged"))))))
+    }
 }
 
 #[tonic::async_trait]
 impl RuntimeService for Runtime {
+    async fn version(&self, _: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
+        if self.own_events.is_none() {
+            return Err(Status::unimplemented("no version"));
+        }
+        let (name, version) = ("containerd".to_owned(), "v2.1.4".to_owned());
+        Ok(Response::new(v1::VersionResponse { runtime_name: name, runtime_version: version, ..Default::default() }))
+    }
+
     async fn list_pod_sandbox(
         &self,
-        _: Request<v1::ListPodSandboxRequest>,
+        request: Request<v1::ListPodSandboxRequest>,
     ) -> Result<Response<v1::ListPodSandboxResponse>, Status> {
+        let filter = request.into_inner().filter.unwrap_or_default();
+        self.count(&filter.id, &filter.label_selector);
         Ok(Response::new(v1::ListPodSandboxResponse::default()))
     }
 
@@ -48,9 +106,11 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<v1::ListContainersRequest>,
     ) -> Result<Response<v1::ListContainersResponse>, Status> {
-        let wanted = request.into_inner().filter.unwrap_or_default().label_selector;
+        let filter = request.into_inner().filter.unwrap_or_default();
+        self.count(&filter.id, &filter.label_selector);
         let containers = self.containers.lock().unwrap();
-        let containers = containers.iter().filter(|(id, _)| wanted.is_empty() || labels(id) == wanted);
+        let containers = containers.iter().filter(|(id, _)| filter.id.is_empty() || filter.id == **id);
+        let containers = containers.filter(|(id, _)| selects(&filter.label_selector, &labels(id)));
         let containers = containers.map(|(id, state)| v1::Container {
             id: id.clone(),
             pod_sandbox_id: "s".into(),
@@ -71,7 +131,7 @@ impl RuntimeService for Runtime {
         }
         let state = self.containers.lock().unwrap().get(&id).copied();
         let state = state.ok_or_else(|| Status::not_found("no such container"))?;
-        let status = v1::ContainerStatus { id, state, ..Default::default() };
+        let status = v1::ContainerStatus { labels: labels(&id), id, state, ..Default::default() };
         Ok(Response::new(v1::ContainerStatusResponse { status: Some(status), ..Default::default() }))
     }
 
@@ -95,17 +155,19 @@ struct Bench {
 
 impl Bench {
     async fn start(containers: &[(&str, i32)], with_events: bool, options: PlegOptions) -> Self {
+        Bench::with(Runtime::new(containers, with_events), options).await
+    }
+
+    async fn with(runtime: Runtime, options: PlegOptions) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("cri.sock");
-        let runtime = Runtime {
-            containers: Arc::new(Mutex::new(containers.iter().map(|(id, state)| ((*id).to_owned(), *state)).collect())),
-            events: with_events.then(|| broadcast::channel(16).0),
-        };
         let listener = tokio::net::UnixListener::bind(&path).unwrap();
         let service = RuntimeServiceServer::new(runtime.clone());
+        let own_events = EventsServer::new(runtime.clone());
         tokio::spawn(
             tonic::transport::Server::builder()
                 .add_service(service)
+                .add_service(own_events)
                 .serve_with_incoming(UnixListenerStream::new(listener)),
         );
         let client = CriClient::new(Arc::new(DirectConnector(path)), CriDeadlines::default());
@@ -132,6 +194,17 @@ impl Bench {
             ..Default::default()
         };
         self.runtime.events.as_ref().unwrap().send(event).unwrap();
+    }
+
+    /// containerd's own word that the container's process has ended.
+    fn tell_own(&self, id: &str, exit_code: u32) {
+        let exit =
+            payload::TaskExit { container_id: id.into(), id: id.into(), exit_status: exit_code, ..Default::default() };
+        let mut envelope = service::Envelope { topic: "/tasks/exit".into(), ..Default::default() };
+        let event = envelope.event.get_or_insert_default();
+        event.type_url = "containerd.events.TaskExit".into();
+        event.value = exit.encode_to_vec();
+        self.runtime.own_events.as_ref().unwrap().send(envelope).unwrap();
     }
 
     async fn next(&mut self) -> (PodLifecycleEventKind, String) {
@@ -176,6 +249,45 @@ async fn the_cris_own_events_are_preferred() {
 }
 
 #[tokio::test]
+async fn containerds_own_word_of_an_end_counts_before_the_cris() {
+    let mut runtime = Runtime::new(&[("a", RUNNING)], true);
+    let own_events = broadcast::channel(16).0;
+    runtime.own_events = Some(own_events.clone());
+    let mut bench = Bench::with(runtime, PlegOptions::default()).await;
+    bench.pleg.first_relist().await;
+    assert_eq!(bench.next().await.0, PodLifecycleEventKind::ContainerStarted);
+    bench.connected().await;
+    assert_eq!(bench.pleg.stats().source, Some(EventSource::Cri));
+    let deadline = Instant::now() + LIMIT;
+    while own_events.receiver_count() == 0 {
+        assert!(Instant::now() < deadline, "nobody listens");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+
+    // While its worker ends it nobody looks at the pod, and the CRI says that it runs until all is cleared away.
+    let (uid, looks) = (uid_of("a"), bench.pleg.stats().inspections);
+    let busy = bench.pleg.busy(&uid);
+    bench.tell_own("nobody's", 1);
+    bench.tell_own("a", 3);
+    assert_eq!(bench.next().await, (PodLifecycleEventKind::ContainerDied, "uid-a".into()));
+    let ended = bench.pleg.cache().get(&uid);
+    assert_eq!((ended.containers[0].state, ended.containers[0].exit_code), (RunState::Exited, 3));
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!((bench.pleg.stats().inspections, bench.runtime.filtered()), (looks, 0), "and nothing is asked for it");
+
+    // The CRI's event brings the look.
+    bench.set("a", Some(EXITED));
+    bench.tell("a", v1::ContainerEventType::ContainerStoppedEvent);
+    drop(busy);
+    let deadline = Instant::now() + Duration::from_secs(1);
+    while bench.pleg.stats().inspections == looks {
+        assert!(Instant::now() < deadline, "nobody has looked");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(bench.pleg.cache().get(&uid).containers[0].state, RunState::Exited);
+}
+
+#[tokio::test]
 async fn the_audit_finds_and_counts_what_events_missed() {
     let options = PlegOptions { audit_interval: Duration::from_millis(2500), ..PlegOptions::default() };
     let mut bench = Bench::start(&[("a", RUNNING)], true, options).await;
@@ -203,6 +315,49 @@ async fn a_runtime_without_events_is_relisted() {
     let stats = bench.pleg.stats();
     assert_eq!((stats.source, stats.events_missed, stats.connection_errors), (None, 0, 0));
     assert!(bench.pleg.cache().snapshot().is_empty() && bench.pleg.health().is_ok());
+    assert_eq!(bench.runtime.filtered(), 0, "what the list of everything showed of a pod is not asked for again");
+}
+
+#[tokio::test]
+async fn pods_that_were_there_are_looked_at_by_their_ids() {
+    let names: Vec<String> = (0..20).map(|n| format!("c{n}")).collect();
+    let containers: Vec<(&str, i32)> = names.iter().map(|name| (name.as_str(), RUNNING)).collect();
+    let mut bench = Bench::start(&containers, true, PlegOptions::default()).await;
+    bench.pleg.first_relist().await;
+    let cache = bench.pleg.cache();
+    for name in &names {
+        assert_eq!(bench.next().await.0, PodLifecycleEventKind::ContainerStarted);
+        let pod = cache.get(&uid_of(name));
+        assert_eq!((pod.namespace.as_str(), pod.name.as_str(), pod.containers.len()), ("default", name.as_str(), 1));
+    }
+    bench.connected().await;
+    // And after the list that follows the opening of the stream.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert_eq!(bench.runtime.filtered(), 0);
+
+    // What an event tells of first, lists are asked about.
+    bench.set("late", Some(RUNNING));
+    bench.tell("late", v1::ContainerEventType::ContainerStartedEvent);
+    assert_eq!(bench.next().await, (PodLifecycleEventKind::ContainerStarted, "uid-late".into()));
+    assert_eq!(bench.runtime.filtered(), 2);
+}
+
+/// More pods than a subscriber may be events behind.
+#[tokio::test]
+async fn a_slow_subscriber_hears_of_every_pod() {
+    let names: Vec<String> = (0..1100).map(|n| format!("c{n}")).collect();
+    let containers: Vec<(&str, i32)> = names.iter().map(|name| (name.as_str(), RUNNING)).collect();
+    let mut bench = Bench::start(&containers, true, PlegOptions::default()).await;
+    bench.pleg.first_relist().await;
+    assert_eq!(bench.pleg.stats().events_discarded, 100);
+    let mut unheard: BTreeSet<PodUid> = names.iter().map(|name| uid_of(name)).collect();
+    while !unheard.is_empty() {
+        let event = tokio::time::timeout(LIMIT, bench.events.recv()).await;
+        let Ok(Some(event)) = event else { panic!("never heard of {unheard:?}") };
+        unheard.remove(&event.uid);
+    }
+    // Nothing of it is left.
+    assert!(tokio::time::timeout(Duration::from_millis(300), bench.events.recv()).await.is_err());
 }
 
 #[tokio::test]

@@ -12,8 +12,7 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
 
-/// Name of the device plugins' socket among what the supervisor keeps over restarts: plugins register again when they see a new
-/// one, and not before.
+/// With what the name of the device plugins' socket begins among what the supervisor keeps over restarts.
 pub const KEPT_DEVICE_PLUGINS: &str = "device-plugins";
 /// Of a folder that is not there yet, or that somebody has removed (upstream's `CreateListener`).
 const FOLDER_MODE: u32 = 0o750;
@@ -27,6 +26,18 @@ pub enum AgentSocketError {
     Open(#[from] OpenError),
     #[error("failed to listen on {path}")]
     Kernel { path: PathBuf, source: std::io::Error },
+}
+
+/// Under which name the socket of device plugins is kept that was bound in this start of the kubelet (`NodeConfig::start_id`).
+/// Plugins register again when they see a new one, and expect one of each start of the whole agent, as upstream binds it; a
+/// process that restarts alone disturbs none.
+pub fn kept_name(start_id: &str) -> String {
+    format!("{KEPT_DEVICE_PLUGINS}-{start_id}")
+}
+
+/// Whether what is kept under this name is taken up; else it is closed, and the socket is bound anew.
+pub fn is_taken_up(name: &str, start_id: &str) -> bool {
+    name == kept_name(start_id)
 }
 
 /// Which file in a folder the socket is.
@@ -226,6 +237,28 @@ mod tests {
         other.take(root.path(), root.path(), |_| ()).unwrap();
         let _client = UnixStream::connect(&path).unwrap();
         assert!(anew.accept().is_err());
+    }
+
+    #[test]
+    fn a_kept_socket_is_taken_up_in_the_start_of_the_kubelet_that_bound_it() {
+        for (bound_in, now, taken_up) in [
+            ("a", "a", true),
+            ("a", "b", false),
+            ("a", "ab", false),
+            ("ab", "a", false),
+            ("", "a", false),
+            ("a", "", false),
+            // A launcher that names no start: nothing says that there was another one.
+            ("", "", true),
+        ] {
+            let name = kept_name(bound_in);
+            assert!(name.starts_with(KEPT_DEVICE_PLUGINS));
+            assert_eq!(is_taken_up(&name, now), taken_up, "{bound_in:?}, {now:?}");
+        }
+        assert!(!is_taken_up(KEPT_DEVICE_PLUGINS, "a") && !is_taken_up(KEPT_DEVICE_PLUGINS, ""));
+        // As the kernel makes them: what the launcher takes for a name.
+        let name = kept_name("0f6b2c9e-53a1-4c39-9d7e-2a51b8f0c4d3");
+        assert!(name.len() <= 64 && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-'), "{name}");
     }
 
     /// A copy is with the supervisor too, so that neither restart binds anew; and all sockets go where it is.

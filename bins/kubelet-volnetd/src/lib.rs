@@ -129,9 +129,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let workers = workers(&daemon)?;
     let metrics = metrics::Metrics::new(&daemon.registry)?;
     let node = prepare(settings, daemon.epoch, metrics, workers.clone()).await?;
-    if let Some(kept) = daemon.take_listener(agent_sockets::KEPT_DEVICE_PLUGINS) {
-        node.device_plugins.adopt(kept);
-    }
+    take_up_device_plugins(&daemon, &node);
     let settings = &node.settings;
     let watches = watches(&daemon, settings);
     let broker = daemon.take_listener("broker").ok_or("no socket named \"broker\" was passed by the supervisor")?;
@@ -159,6 +157,18 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         // A successor forks another one.
         () = chains => Ok(()),
         () = workers.fork_server_gone() => Err("the process that forks workers has ended".into()),
+    }
+}
+
+/// The socket of device plugins as an earlier process left it, where that was in this start of the kubelet.
+fn take_up_device_plugins(daemon: &Daemon, node: &Node) {
+    for (name, socket) in daemon.take_kept(agent_sockets::KEPT_DEVICE_PLUGINS) {
+        if agent_sockets::is_taken_up(&name, &node.settings.start_id) {
+            node.device_plugins.adopt(socket);
+        } else {
+            tracing::info!("the kubelet has been started anew: device plugins are to register again");
+            bulkhead_daemon::kept::let_go(&name);
+        }
     }
 }
 

@@ -29,6 +29,8 @@ use crate::metrics::Metrics;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     pub node_name: NodeName,
+    /// This start of the kubelet, of all its processes; empty: it has no name.
+    pub start_id: String,
     /// `root_dir` must be free of links: it is compared with mountinfo.
     pub paths: InstancePaths,
     /// The root directory as the operator wrote it, by which plugins name their sockets.

@@ -31,6 +31,7 @@ pub fn from_config(config: &NodeConfig) -> Result<Settings, SettingsError> {
         resolve(&paths.root_dir).map_err(|source| SettingsError::RootDir { path: paths.root_dir.clone(), source })?;
     Ok(Settings {
         node_name: config.node_name.clone(),
+        start_id: config.start_id.clone(),
         paths,
         named_root_dir,
         container_links_dir: PathBuf::from("/var/log/containers"),

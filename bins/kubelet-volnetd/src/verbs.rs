@@ -176,7 +176,7 @@ pub const BROKER: [BrokerRow; 23] = [
     row("RegistryConfig",      &[Syncd],                        1, &[],        "place in upstream's search order; regular file of root's on root's path"),
     // A copy is kept. A connection to that of device-plugins is a plugin of root's; whoever can reach one of the others may call
     // the one that answers, not this process.
-    row("Listener",            &[Syncd],                        2, &[],        "pod-resources, and with the gate PodsAPI pods-api: folder of root's alone, the same socket again while its file is there; device-plugins: the folder is root's alone, bound once, anew where its name is gone: sockets in the folder are deleted before"),
+    row("Listener",            &[Syncd],                        2, &[],        "pod-resources, and with the gate PodsAPI pods-api: folder of root's alone, the same socket again while its file is there; device-plugins: the folder is root's alone, bound once in a start of the kubelet, anew where its name is gone: sockets in the folder are deleted before"),
     row("PluginSocket",        &[Syncd],                        2, &[],        "root's socket below the root directory and not below pods; no link, no folder that others may write, no file system that may not answer on the way; nobody waits for a full backlog"),
     row("PutContent",          &[Syncd],                        2, &[CHOWN, FOWNER, FSETID], "volume set up by SetUpContent; sealed memfd of at most 16 MiB and 20000 files; relative paths without '..'"),
     row("EnvFile",             &[Syncd],                        3, &[DAC_OVERRIDE], "emptyDir set up; relative path without '..'; regular file of at most 1 MiB, of which a copy is passed"),

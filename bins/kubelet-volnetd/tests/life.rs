@@ -2,7 +2,10 @@
 
 use crate::world;
 
+use std::collections::HashSet;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bulkhead_ipc::volnetd::cgroups_client::CgroupsClient;
 use bulkhead_ipc::volnetd::files_client::FilesClient;
@@ -12,6 +15,7 @@ use bulkhead_ipc::volnetd::watches_client::WatchesClient;
 use bulkhead_ipc::volnetd::*;
 use bulkhead_types::{PodUid, VolumeName};
 use kubelet_volnetd::journal::Intent;
+use kubelet_volnetd::operations::prune::{self as removal, Action};
 use tonic::Code;
 use world::*;
 
@@ -336,4 +340,30 @@ async fn credentials_are_watched_by_those_who_use_them() {
             }
         }
     }
+}
+
+/// kubelet-syncd that has died or lost its patience makes pods again, which the removal that it had asked for does not know.
+#[tokio::test(flavor = "current_thread")]
+async fn a_removal_that_nobody_waits_for_begins_with_no_further_pod() {
+    let Some(world) = world().await else { return };
+    let mut volumes = VolumesClient::new(world.channel(SYNCD).await);
+    for pod in ["a", "b", "c"] {
+        volumes.prepare_pod(PreparePodRequest { pod_uid: pod.into() }).await.unwrap();
+        volumes.set_up_empty_dir(disk(pod, "v")).await.unwrap();
+    }
+    let nobody = Arc::new(HashSet::new());
+    removal::prune(&world.node, nobody.clone(), || false, |step| panic!("{step:?}")).await.unwrap();
+    assert!(["a", "b", "c"].iter().all(|pod| world.pod(pod).exists()));
+
+    let removed = Arc::new(AtomicUsize::new(0));
+    let counted = removed.clone();
+    let is_asked = move || removed.load(Ordering::Relaxed) == 0;
+    removal::prune(&world.node, nobody, is_asked, |step| {
+        if step.action == Action::RemovedDirectory {
+            counted.fetch_add(1, Ordering::Relaxed);
+        }
+    })
+    .await
+    .unwrap();
+    assert_eq!(["a", "b", "c"].map(|pod| world.pod(pod).exists()), [false, true, true]);
 }

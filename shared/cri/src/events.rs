@@ -64,6 +64,9 @@ const CONTAINERD_FILTERS: [&str; 3] = [
     r#"topic~="^/?sandboxes/(start|exit)$""#,
 ];
 
+/// Of those the ones that tell of ends.
+const CONTAINERD_ENDS: &str = r#"topic~="^/tasks/(exit|delete|oom)$""#;
+
 const TASK_EXIT: &str = "containerd.events.TaskExit";
 
 /// Longer ids are nobody's: the rest of such an event is dropped.
@@ -82,6 +85,14 @@ impl CriClient {
     pub fn containerd_events(&self, namespace: &'static str) -> EventStream {
         const METHOD: &str = "containerd_subscribe";
         let filters = CONTAINERD_FILTERS.iter().map(|f| format!("namespace=={namespace},{f}")).collect();
+        until_error(METHOD, self.subscribe(namespace, filters), |envelope| from_containerd(&envelope))
+    }
+
+    /// Those of [`CriClient::containerd_events`] that tell of an end or a lack of memory: `Exited`, `Finished` and `OutOfMemory`. For
+    /// whoever follows the CRI's events, of which the one of an end comes when all is cleared away.
+    pub fn containerd_ends(&self, namespace: &'static str) -> EventStream {
+        const METHOD: &str = "containerd_subscribe";
+        let filters = vec![format!("namespace=={namespace},{CONTAINERD_ENDS}")];
         until_error(METHOD, self.subscribe(namespace, filters), |envelope| from_containerd(&envelope))
     }
 

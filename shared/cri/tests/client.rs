@@ -238,8 +238,10 @@ async fn events_come_in_order_and_the_end_is_an_error() {
 
     let refused = client.container_events().next().await.unwrap().unwrap_err();
     assert!(refused.is_unimplemented(), "{refused:?}");
-    let refused = client.containerd_events("k8s.io").next().await.unwrap().unwrap_err();
-    assert!(refused.is_unimplemented(), "{refused:?}");
+    for mut events in [client.containerd_events("k8s.io"), client.containerd_ends("k8s.io")] {
+        let refused = events.next().await.unwrap().unwrap_err();
+        assert!(refused.is_unimplemented(), "{refused:?}");
+    }
 }
 
 /// More than a message may have: of a command's output the first part is taken, and the rest is nobody's memory.

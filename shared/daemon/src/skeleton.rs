@@ -151,6 +151,15 @@ impl Daemon {
         self.listeners.lock().ok()?.remove(name)
     }
 
+    /// Takes what an earlier start of this process had kept under a name that begins so, with that name.
+    pub fn take_kept(&self, prefix: &str) -> BTreeMap<String, OwnedFd> {
+        let Ok(mut listeners) = self.listeners.lock() else { return BTreeMap::new() };
+        let (kept, others) =
+            std::mem::take(&mut *listeners).into_iter().partition(|(name, _)| name.starts_with(prefix));
+        *listeners = others;
+        kept
+    }
+
     /// Asks the broker for this process's state folder and locks it for life. Waits while volnetd is away, and a while
     /// for an older instance to end.
     ///

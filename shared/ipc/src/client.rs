@@ -191,7 +191,7 @@ async fn until_gone(channel: &Channel) {
     }
 }
 
-/// Both mean that nothing is known of the effect of a call: the other side restarts or is stuck.
+/// All mean that nothing is known of the effect of a call: the other side restarts or is stuck.
 pub fn is_unknown(status: &tonic::Status) -> bool {
     matches!(status.code(), tonic::Code::Unavailable | tonic::Code::DeadlineExceeded | tonic::Code::Cancelled)
 }

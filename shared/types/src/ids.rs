@@ -1,9 +1,10 @@
 //! Ids. Parsing is the only way to make one.
 //!
 //! Each becomes a path component, a label value or both, so what parses is safe as a file name: no slash, no NUL, not
-//! `.` or `..`, no leading dot where the API forbids it, bounded length.
+//! `.` or `..`, no leading dot where the API forbids it, bounded length. A copy shares the text: a pod's uid is a key in many tables.
 
 use std::fmt;
+use std::sync::Arc;
 
 /// Why a text is not an id of the wanted kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -20,7 +21,7 @@ macro_rules! id {
         $(#[$doc])*
         #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
         #[serde(try_from = "String", into = "String")]
-        pub struct $name(Box<str>);
+        pub struct $name(Arc<str>);
 
         impl $name {
             /// Checks the text. Errors say what is allowed.
@@ -60,7 +61,7 @@ macro_rules! id {
 
         impl From<$name> for String {
             fn from(id: $name) -> String {
-                id.0.into()
+                id.as_str().to_owned()
             }
         }
 

@@ -10,6 +10,7 @@ use bulkhead_simulation::mutants;
 use bulkhead_simulation::outcome::{self, Outcome};
 use bulkhead_simulation::schedule::{CALM, Family, SETTLING, Schedule};
 use bulkhead_simulation::search::{self, Found, ONE, Plan};
+use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, value_parser};
 
 fn main() -> ExitCode {
@@ -54,7 +55,7 @@ fn command_line() -> clap::Command {
                 .long("keep")
                 .value_name("FOLDER")
                 .value_parser(value_parser!(PathBuf))
-                .help("Writes the shrunk schedule of each failure there"),
+                .help("Writes the shrunk schedule of each failure there, and makes the folder where there is none"),
         )
         .arg(Arg::new("no-shrink").long("no-shrink").action(ArgAction::SetTrue).help("Shows failures as they are"))
         .arg(Arg::new("log").long("log").action(ArgAction::SetTrue).help("With --seed or --schedule: kubelet-syncd's log, too"))
@@ -62,7 +63,16 @@ fn command_line() -> clap::Command {
             Arg::new("mutants")
                 .long("mutants")
                 .action(ArgAction::SetTrue)
-                .help("Builds a copy with mistakes in it, and says how soon each is found"),
+                .help("Builds a copy with mistakes in it, and says how soon each is found; with --keep, in which schedule"),
+        )
+        .arg(
+            Arg::new("mutant")
+                .long("mutant")
+                .value_name("NAME")
+                .action(ArgAction::Append)
+                .requires("mutants")
+                .value_parser(PossibleValuesParser::new(mutants::MUTANTS.iter().map(|mutant| mutant.name)))
+                .help("With --mutants: this one alone"),
         )
         .subcommand(
             clap::Command::new(ONE)
@@ -84,7 +94,7 @@ fn run() -> Result<bool> {
         return Ok(true);
     }
     if matches.get_flag("mutants") {
-        return find_mutants();
+        return find_mutants(&matches);
     }
     let number = |name: &str| matches.get_one::<u64>(name).copied();
     let only = matches.get_one::<String>("only").and_then(|name| Family::named(name));
@@ -124,27 +134,12 @@ fn run() -> Result<bool> {
 const MUTANT_TIME: Duration = Duration::from_secs(60);
 
 /// Whether each mutant was found.
-fn find_mutants() -> Result<bool> {
-    let workspace =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().context("finding the workspace")?;
-    let target = std::env::current_exe().ok().and_then(|program| Some(program.parent()?.parent()?.to_owned()));
-    let target = target.context("finding the folder of what is built")?;
-    let copy = target.join("mutants/source");
-    mutants::write(&workspace, &copy)?;
-    eprintln!("building with {} mutants", mutants::MUTANTS.len());
-    let built = std::process::Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--locked", "--quiet", "--package", "bulkhead-simulation"])
-        .arg("--target-dir")
-        .arg(&target)
-        .current_dir(&copy)
-        .status()
-        .context("starting cargo")?;
-    anyhow::ensure!(built.success(), "the copy with mutants cannot be built");
-    // The next build of the workspace puts its own there again.
-    let program = target.join("mutants/simulate");
-    std::fs::copy(target.join("debug/simulate"), &program).context("keeping the program with mutants")?;
+fn find_mutants(matches: &clap::ArgMatches) -> Result<bool> {
+    let asked: Vec<&String> = matches.get_many("mutant").map(Iterator::collect).unwrap_or_default();
+    let asked = |name: &str| asked.is_empty() || asked.iter().any(|one| *one == name);
+    let program = with_mutants()?;
     let mut all = true;
-    for mutant in mutants::MUTANTS {
+    for mutant in mutants::MUTANTS.iter().filter(|mutant| asked(mutant.name)) {
         let began = Instant::now();
         let plan =
             Plan { only: mutant.only, first: 1, count: None, until: Some(began + MUTANT_TIME), jobs: 2, failures: 1 };
@@ -157,6 +152,11 @@ fn find_mutants() -> Result<bool> {
                     "{:<16} {check:<20} seed {:<6} {seconds:>6.1} s  {}",
                     mutant.name, failed.seed, mutant.mistake
                 );
+                if matches.contains_id("keep") {
+                    let schedule = Schedule::of(failed.seed, mutant.only);
+                    let (schedule, _) = search::shrink(&program, &schedule, check, Some(mutant.name))?;
+                    keep(matches, mutant.name, check, &schedule)?;
+                }
             }
             None => println!(
                 "{:<16} NOT FOUND in {} runs     {seconds:>6.1} s  {}",
@@ -166,6 +166,32 @@ fn find_mutants() -> Result<bool> {
         all &= !found.failed.is_empty();
     }
     Ok(all)
+}
+
+/// This program with all mutants in it, built as this one was.
+fn with_mutants() -> Result<PathBuf> {
+    let workspace =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().context("finding the workspace")?;
+    let this = std::env::current_exe().context("finding this program")?;
+    let built = this.parent().context("this program lies in no folder")?;
+    let target = built.parent().context("finding the folder of what is built")?;
+    let folder = built.file_name().and_then(|name| name.to_str()).context("the name of a profile")?;
+    let profile = if folder == "debug" { "dev" } else { folder };
+    let copy = target.join("mutants/source");
+    mutants::write(&workspace, &copy)?;
+    eprintln!("building with {} mutants", mutants::MUTANTS.len());
+    let status = std::process::Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["build", "--locked", "--quiet", "--package", "bulkhead-simulation", "--profile", profile])
+        .arg("--target-dir")
+        .arg(target)
+        .current_dir(&copy)
+        .status()
+        .context("starting cargo")?;
+    anyhow::ensure!(status.success(), "the copy with mutants cannot be built");
+    // The next build of the workspace puts its own there again.
+    let program = target.join("mutants/simulate");
+    std::fs::copy(built.join("simulate"), &program).context("keeping the program with mutants")?;
+    Ok(program)
 }
 
 fn speed(found: &Found, began: Instant) -> String {
@@ -209,17 +235,22 @@ fn show(program: &Path, failed: &Outcome, matches: &clap::ArgMatches) -> Result<
         return Ok(());
     }
     let only = matches.get_one::<String>("only").and_then(|name| Family::named(name));
-    let (schedule, outcome) = search::shrink(program, &Schedule::of(failed.seed, only), check)?;
+    let (schedule, outcome) = search::shrink(program, &Schedule::of(failed.seed, only), check, None)?;
     println!("The shortest story in which that happens ({} steps):", schedule.steps.len());
     tell(&outcome);
-    let text = serde_json::to_string_pretty(&schedule)?;
-    match matches.get_one::<PathBuf>("keep") {
-        Some(folder) => {
-            let path = folder.join(format!("seed-{}-{check}.json", failed.seed));
-            std::fs::write(&path, text + "\n").with_context(|| format!("writing {}", path.display()))?;
-            println!("kept as {}", path.display());
-        }
-        None => println!("its schedule, for --schedule: {}", serde_json::to_string(&schedule)?),
-    }
+    keep(matches, &format!("seed-{}", failed.seed), check, &schedule)
+}
+
+/// Writes the schedule where --keep says, named by what it is and by the check that it breaks; without, prints it.
+fn keep(matches: &clap::ArgMatches, what: &str, check: &str, schedule: &Schedule) -> Result<()> {
+    let Some(folder) = matches.get_one::<PathBuf>("keep") else {
+        println!("its schedule, for --schedule: {}", serde_json::to_string(schedule)?);
+        return Ok(());
+    };
+    std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+    let path = folder.join(format!("{what}.{check}.json"));
+    let text = serde_json::to_string_pretty(schedule)?;
+    std::fs::write(&path, text + "\n").with_context(|| format!("writing {}", path.display()))?;
+    println!("kept as {}", path.display());
     Ok(())
 }

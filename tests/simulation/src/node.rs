@@ -15,7 +15,7 @@ use bulkhead_types::Process as Name;
 use serde_json::json;
 
 use crate::process::Process;
-use crate::schedule::{CALM, Deed, Family, SETTLING, STOPPED_BY, Schedule, Shape, Step};
+use crate::schedule::{CALM, Deed, Family, Program, SETTLING, STOPPED_BY, Schedule, Shape, Step};
 use crate::world::{Command, Shared, Wanted, World};
 use crate::{apiserver, observer, runtime, volnetd};
 
@@ -40,6 +40,19 @@ struct Seat {
     process: Option<Process>,
     /// When it comes back.
     back: Option<Duration>,
+    /// It is stopped until then.
+    stopped: Option<Duration>,
+}
+
+impl Seat {
+    /// Somebody comes at the beginning.
+    fn empty() -> Self {
+        Seat { process: None, back: Some(Duration::ZERO), stopped: None }
+    }
+
+    fn taken(process: Process) -> Self {
+        Seat { process: Some(process), back: None, stopped: None }
+    }
 }
 
 /// See the module.
@@ -152,14 +165,13 @@ impl Cluster {
             UnixListener::bind(config.paths.socket(Name::Statusd)).context("listening for kubelet-statusd")?;
         let model = apiserver::Model::start(world.clone(), &machine.handle().context("no machine")?)?;
         anyhow::ensure!(kernel::route(apiserver::PORT, &api_socket(folder)), "the folder's path is too long");
-        let none = || Seat { process: None, back: Some(Duration::ZERO) };
         world.lock().has_api = true;
         Ok(Cluster {
             config,
             model,
             seen: apiserver::Seen::default(),
-            apiserver: none(),
-            statusd: none(),
+            apiserver: Seat::empty(),
+            statusd: Seat::empty(),
             statusd_socket,
             state: Arc::default(),
             waiting: Vec::new(),
@@ -223,10 +235,9 @@ impl Node {
         let world = Shared::new(schedule.seed);
         let observed = world.clone();
         let machine = Process::start(async move || observer::listen(observed, &socket).await)?;
-        let none = || Seat { process: None, back: Some(Duration::ZERO) };
         let cluster = match schedule.family {
             Family::Api => Some(Cluster::start(&config, folder, &world, &machine)?),
-            Family::Pods | Family::Probes => None,
+            Family::Pods | Family::Probes | Family::Many => None,
         };
         let mut steps = schedule.steps.clone();
         steps.reverse();
@@ -238,9 +249,9 @@ impl Node {
             lives: 0,
             statusd_lives: 0,
             syncd_socket,
-            syncd: none(),
-            volnetd: none(),
-            runtime: none(),
+            syncd: Seat::empty(),
+            volnetd: Seat::empty(),
+            runtime: Seat::empty(),
             machine,
             cluster,
             steps,
@@ -267,8 +278,9 @@ impl Node {
             }
             let steps = self.steps.last().map(|step| Duration::from_millis(step.at));
             let cluster = self.cluster.as_ref();
-            let back = [&self.syncd, &self.volnetd, &self.runtime].into_iter();
-            let back = back.chain(cluster.into_iter().flat_map(|c| [&c.apiserver, &c.statusd])).map(|seat| seat.back);
+            let seats = [&self.syncd, &self.volnetd, &self.runtime].into_iter();
+            let seats = seats.chain(cluster.into_iter().flat_map(|c| [&c.apiserver, &c.statusd]));
+            let back = seats.flat_map(|seat| [seat.back, seat.stopped]);
             let ends = cluster.into_iter().flat_map(|c| c.ends.iter().map(|(at, _)| Some(*at)));
             let next = back.chain(ends).chain([until, steps, self.stopped_by]).flatten().min().unwrap_or(end);
             if next >= end {
@@ -288,7 +300,8 @@ impl Node {
             let mut until = None;
             let seats = [&mut self.syncd, &mut self.volnetd, &mut self.runtime];
             let cluster = self.cluster.iter_mut().flat_map(|c| [&mut c.statusd, &mut c.apiserver]);
-            let running = seats.into_iter().chain(cluster).filter_map(|seat| seat.process.as_mut());
+            let running = seats.into_iter().chain(cluster).filter(|seat| seat.stopped.is_none());
+            let running = running.filter_map(|seat| seat.process.as_mut());
             let mut ended = false;
             for process in running.chain([&mut self.machine]) {
                 let turn = process.turn();
@@ -321,13 +334,19 @@ impl Node {
     /// Processes that are due to come (back) do.
     fn take_seats(&mut self) -> Result<()> {
         let now = kernel::now();
+        for program in [Program::Syncd, Program::Statusd, Program::Volnetd, Program::Runtime] {
+            if let Some(seat) = self.seat(program).filter(|seat| seat.stopped.is_some_and(|until| until <= now)) {
+                seat.stopped = None;
+                self.world.lock().tell(program.name(), "goes on");
+            }
+        }
         let is_due = |seat: &Seat| seat.back.is_some_and(|back| back <= now);
         if is_due(&self.runtime) {
             let listener = listen(&self.config.runtime_socket)?;
             let machine = self.machine.handle().context("no machine")?;
             let model = runtime::Model { world: self.world.clone(), machine };
             let process = Process::start(async move || runtime::serve(model, listener).await)?;
-            self.runtime = Seat { process: Some(process), back: None };
+            self.runtime = Seat::taken(process);
         }
         if is_due(&self.volnetd) {
             self.start_volnetd()?;
@@ -341,7 +360,7 @@ impl Node {
                 let listener = listen(&api_socket(&self.folder))?;
                 let model = cluster.model.clone();
                 let process = Process::start(async move || model.serve(listener).await)?;
-                cluster.apiserver = Seat { process: Some(process), back: None };
+                cluster.apiserver = Seat::taken(process);
             }
             if is_due(&cluster.statusd) {
                 self.start_statusd()?;
@@ -365,6 +384,7 @@ impl Node {
             world: self.world.clone(),
             machine: self.machine.handle().context("no machine")?,
             epoch,
+            guard: volnetd::guard(epoch),
             manifests: self.folder.join("manifests"),
             state: self.state.clone(),
             runtime_socket: self.config.runtime_socket.clone(),
@@ -395,7 +415,7 @@ impl Node {
             };
             tokio::join!(volnetd::serve(model, listener, side, users.clone()), to_statusd);
         })?;
-        self.volnetd = Seat { process: Some(process), back: None };
+        self.volnetd = Seat::taken(process);
         Ok(())
     }
 
@@ -415,7 +435,7 @@ impl Node {
             world.lock().breaks("no-end", format!("kubelet-syncd has ended: {ended:?}"));
             std::future::pending::<()>().await;
         })?;
-        self.syncd = Seat { process: Some(process), back: None };
+        self.syncd = Seat::taken(process);
         self.world.lock().life = self.lives;
         Ok(())
     }
@@ -436,8 +456,17 @@ impl Node {
             world.lock().breaks("no-end", format!("kubelet-statusd has ended: {ended:?}"));
             std::future::pending::<()>().await;
         })?;
-        cluster.statusd = Seat { process: Some(process), back: None };
+        cluster.statusd = Seat::taken(process);
         Ok(())
+    }
+
+    fn seat(&mut self, program: Program) -> Option<&mut Seat> {
+        match program {
+            Program::Syncd => Some(&mut self.syncd),
+            Program::Statusd => self.cluster.as_mut().map(|cluster| &mut cluster.statusd),
+            Program::Volnetd => Some(&mut self.volnetd),
+            Program::Runtime => Some(&mut self.runtime),
+        }
     }
 
     fn do_commands(&mut self) -> bool {
@@ -461,7 +490,7 @@ impl Node {
         if seat.process.take().is_none() {
             return;
         }
-        seat.back = Some(now + Duration::from_millis(down));
+        (seat.back, seat.stopped) = (Some(now + Duration::from_millis(down)), None);
         let mut world = self.world.lock();
         match command {
             Command::KillSyncd { .. } => {
@@ -529,6 +558,12 @@ impl Node {
             | Deed::SilentApi { .. } => self.do_api_step(deed),
             Deed::KillStatusd { down } => self.command(Command::KillStatusd { down: *down }),
             Deed::RestartApi { down } => self.command(Command::RestartApi { down: *down }),
+            Deed::Stop { program, lasts } => {
+                // Nobody stops who is not there.
+                if let Some(seat) = self.seat(*program).filter(|seat| seat.process.is_some()) {
+                    seat.stopped = Some(until(lasts));
+                }
+            }
             Deed::KillSyncd { down } => self.command(Command::KillSyncd { down: *down }),
             Deed::RestartRuntime { down } => self.command(Command::RestartRuntime { down: *down }),
             Deed::RestartVolnetd { down } => self.command(Command::RestartVolnetd { down: *down }),

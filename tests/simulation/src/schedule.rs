@@ -139,6 +139,9 @@ pub enum CallFault {
     DeathAfter,
     /// It takes so many milliseconds longer.
     Late(u64),
+    /// The next one that is destructive: kubelet-syncd dies while it is under way, and its turn comes so many milliseconds later, when
+    /// another life knows better.
+    DeathAndLate(u64),
 }
 
 /// Which part of the node's world a schedule is about.
@@ -151,10 +154,12 @@ pub enum Family {
     Api,
     /// Pods of manifests whose containers have probes.
     Probes,
+    /// Many small pods of manifests that come and go at the same moments: more than are started or taken down at a time.
+    Many,
 }
 
 impl Family {
-    pub const ALL: [Family; 3] = [Family::Pods, Family::Api, Family::Probes];
+    pub const ALL: [Family; 4] = [Family::Pods, Family::Api, Family::Probes, Family::Many];
 
     /// What `--only` takes.
     pub fn name(self) -> &'static str {
@@ -162,6 +167,7 @@ impl Family {
             Family::Pods => "pods",
             Family::Api => "api",
             Family::Probes => "probes",
+            Family::Many => "many",
         }
     }
 
@@ -194,6 +200,27 @@ pub enum ApiFault {
 pub enum Peer {
     Runtime,
     Volnetd,
+}
+
+/// A process that may be stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Program {
+    Syncd,
+    Statusd,
+    Volnetd,
+    Runtime,
+}
+
+impl Program {
+    /// As the story calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Program::Syncd => "kubelet-syncd",
+            Program::Statusd => "kubelet-statusd",
+            Program::Volnetd => "kubelet-volnetd",
+            Program::Runtime => "runtime",
+        }
+    }
 }
 
 /// One thing that happens from outside.
@@ -252,6 +279,11 @@ pub enum Deed {
     /// kube-apiserver is away for so many milliseconds.
     RestartApi {
         down: u64,
+    },
+    /// A process is stopped (SIGSTOP) and goes on after so many milliseconds, as one that the machine does not run.
+    Stop {
+        program: Program,
+        lasts: u64,
     },
     Api {
         fault: ApiFault,
@@ -322,6 +354,7 @@ impl Deed {
             Deed::Meddle { .. } => "meddle",
             Deed::KillStatusd { .. } => "kill-statusd",
             Deed::RestartApi { .. } => "restart-api",
+            Deed::Stop { .. } => "stop",
             Deed::Api { .. } => "api-fault",
             Deed::CloseWatches => "close-watches",
             Deed::ForgetHistory => "forget-history",
@@ -376,6 +409,7 @@ impl fmt::Display for Deed {
             Deed::Meddle { pod } => write!(f, "somebody writes a condition of {pod}"),
             Deed::KillStatusd { down } => write!(f, "kubelet-statusd is killed for {down} ms"),
             Deed::RestartApi { down } => write!(f, "kube-apiserver restarts, away for {down} ms"),
+            Deed::Stop { program, lasts } => write!(f, "{} is stopped, and goes on after {lasts} ms", program.name()),
             Deed::Api { fault } => write!(f, "of what the node asks of kube-apiserver: {fault:?}"),
             Deed::CloseWatches => write!(f, "all watches end"),
             Deed::ForgetHistory => write!(f, "kube-apiserver forgets its history, and all watches end"),
@@ -449,12 +483,13 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The schedule of a seed. Without a wish for a family, even seeds are about pods of the API server, odd ones about the other two in
+    /// The schedule of a seed. Without a wish for a family, even seeds are about pods of the API server, odd ones about the others in
     /// turn.
     pub fn of(seed: u64, only: Option<Family>) -> Self {
-        let family = only.unwrap_or(match seed % 4 {
-            1 => Family::Pods,
+        let family = only.unwrap_or(match seed % 8 {
+            1 | 5 => Family::Pods,
             3 => Family::Probes,
+            7 => Family::Many,
             _ => Family::Api,
         });
         let mut dice = Dice::of(seed, "schedule");
@@ -463,16 +498,24 @@ impl Schedule {
             Family::Pods => {
                 workload(&mut dice, &mut steps);
                 faults(&mut dice, &mut steps);
+                late_removal(&mut Dice::of(seed, "former life"), &mut steps);
+                stops(&mut Dice::of(seed, "stopped"), &mut steps, family);
             }
             Family::Probes => {
                 workload(&mut dice, &mut steps);
                 faults(&mut dice, &mut steps);
                 probes(&mut dice, &mut steps);
+                late_removal(&mut Dice::of(seed, "former life"), &mut steps);
+            }
+            Family::Many => {
+                crowd(&mut dice, &mut steps);
+                faults(&mut dice, &mut steps);
             }
             Family::Api => {
                 api_workload(&mut dice, &mut steps);
                 faults(&mut dice, &mut steps);
                 api_faults(&mut dice, &mut steps);
+                stops(&mut Dice::of(seed, "stopped"), &mut steps, family);
             }
         }
         steps.sort_by_key(|step| step.at);
@@ -508,6 +551,37 @@ fn workload(dice: &mut Dice, steps: &mut Vec<Step>) {
             steps.push(Step { at, deed });
         }
     }
+}
+
+/// Many pods come together, and most of them go together, as those of a node that is drained; whoever controls them lets others follow.
+fn crowd(dice: &mut Dice, steps: &mut Vec<Step>) {
+    let calm = u64::try_from(CALM.as_millis()).unwrap_or(u64::MAX);
+    let come = if dice.percent(30) { 0 } else { dice.below(calm / 6) };
+    let go = dice.between(calm / 3, calm - 5_000);
+    for number in 0..dice.between(8, 24) {
+        let pod = format!("m{number}");
+        steps.push(Step { at: come + dice.below(2_000), deed: Deed::Write { pod: pod.clone(), shape: small(dice) } });
+        if !dice.percent(80) {
+            continue;
+        }
+        steps.push(Step { at: go + dice.below(50), deed: Deed::Remove { pod } });
+        if dice.percent(30) {
+            let deed = Deed::Write { pod: format!("n{number}"), shape: small(dice) };
+            steps.push(Step { at: go + dice.below(4_000), deed });
+        }
+    }
+}
+
+/// A pod of one container that runs on, often with a sidecar: what differs is how long they take to end.
+fn small(dice: &mut Dice) -> Shape {
+    let mut init = Vec::new();
+    if dice.percent(40) {
+        let mut sidecar = container(dice, "i0".to_owned(), false);
+        sidecar.sidecar = true;
+        init.push(sidecar);
+    }
+    let containers = vec![container(dice, "c0".to_owned(), false)];
+    Shape { restart_policy: "Always".to_owned(), grace: dice.one_of(30, &[1, 2, 5, 10]), init, containers }
 }
 
 /// Pods of the API server live as those of manifests, and end in more ways.
@@ -650,6 +724,38 @@ fn faults(dice: &mut Dice, steps: &mut Vec<Step>) {
             }
         };
         steps.push(Step { at: dice.below(calm), deed });
+    }
+}
+
+/// Of the runs that are not calm one in four has a removal that outlives who has asked for it; mostly the first one, which knows least.
+/// By its turn another life has had time to hear its sources and to ask for something destructive itself: before that nobody could know
+/// that the one before it is over. Sources of the API server may take longer.
+fn late_removal(dice: &mut Dice, steps: &mut Vec<Step>) {
+    if !dice.percent(25) || steps.iter().all(|step| step.deed.is_workload()) {
+        return;
+    }
+    let calm = u64::try_from(CALM.as_millis()).unwrap_or(u64::MAX);
+    let at = if dice.percent(60) { 0 } else { dice.below(calm) };
+    let fault = CallFault::DeathAndLate(dice.one_of(20_000, &[40_000, 60_000]));
+    steps.push(Step { at, deed: Deed::Call { peer: Peer::Volnetd, fault } });
+}
+
+/// Of the runs that are not calm one in four has processes that are stopped. (Not with probes: an answer and its deadline may be there
+/// in the same moment then, and which of them counts is nobody's fault.)
+fn stops(dice: &mut Dice, steps: &mut Vec<Step>, family: Family) {
+    if !dice.percent(25) || steps.iter().all(|step| step.deed.is_workload()) {
+        return;
+    }
+    let calm = u64::try_from(CALM.as_millis()).unwrap_or(u64::MAX);
+    for _ in 0..dice.between(1, 3) {
+        let program = match (dice.below(4), family) {
+            (0, _) => Program::Volnetd,
+            (1, _) => Program::Runtime,
+            (2, Family::Api) => Program::Statusd,
+            _ => Program::Syncd,
+        };
+        let lasts = dice.one_of(200, &[2_000, 15_000, 40_000]);
+        steps.push(Step { at: dice.below(calm), deed: Deed::Stop { program, lasts } });
     }
 }
 

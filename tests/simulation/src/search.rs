@@ -133,8 +133,8 @@ pub fn search(program: &Path, plan: Plan, mutant: Option<&str>, progress: impl F
 ///
 /// # Errors
 /// A run cannot be made.
-pub fn shrink(program: &Path, schedule: &Schedule, check: &str) -> Result<(Schedule, Outcome)> {
-    let mut best = (schedule.clone(), run(program, schedule, None)?);
+pub fn shrink(program: &Path, schedule: &Schedule, check: &str, mutant: Option<&str>) -> Result<(Schedule, Outcome)> {
+    let mut best = (schedule.clone(), run(program, schedule, mutant)?);
     let mut size = schedule.steps.len().div_ceil(2).max(1);
     loop {
         let mut start = 0;
@@ -143,7 +143,7 @@ pub fn shrink(program: &Path, schedule: &Schedule, check: &str) -> Result<(Sched
             let end = (start + size).min(best.0.steps.len());
             let dropped: Vec<usize> = (start..end).collect();
             let candidate = best.0.without(&dropped);
-            let outcome = run(program, &candidate, None)?;
+            let outcome = run(program, &candidate, mutant)?;
             if outcome.check() == Some(check) {
                 best = (candidate, outcome);
                 smaller = true;

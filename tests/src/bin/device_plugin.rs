@@ -200,8 +200,9 @@ fn main() -> ExitCode {
     })
 }
 
-fn identity(path: &Path) -> Option<(u64, u64)> {
-    std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
+/// Which file it is: the number of one that is gone may be given again.
+fn identity(path: &Path) -> Option<(u64, i64, i64)> {
+    std::fs::metadata(path).ok().map(|found| (found.ino(), found.ctime(), found.ctime_nsec()))
 }
 
 /// Serves and registers, and begins anew with each new kubelet.sock, as plugins do.

@@ -1,6 +1,7 @@
 //! Does a pod get what a device plugin gives, and does it keep that while the plugin or one of our processes dies, hangs or changes its
 //! mind, and does all of it show on the Node and in the pod's status as upstream has it?
 
+use std::os::unix::fs::MetadataExt as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -18,6 +19,12 @@ const RESOURCE: &str = "example.com/device";
 /// The tests' plugin.
 fn plugin(node: &Node, resource: &str, told: &Value) -> Result<DevicePlugin> {
     DevicePlugin::start(build::bin_dir()?.join("device_plugin"), node, resource, told)
+}
+
+/// Which file the socket is by which plugins register: the number of one that is gone may be given again.
+fn socket(node: &Node) -> Result<(u64, i64, i64)> {
+    let found = std::fs::metadata(node.root_dir().join("device-plugins/kubelet.sock"))?;
+    Ok((found.ino(), found.ctime(), found.ctime_nsec()))
 }
 
 fn devices(healths: &[(&str, &str)]) -> Value {
@@ -116,6 +123,7 @@ fn what_a_plugin_gives_and_what_its_trouble_is_to_others() -> Result<()> {
     ensure!(changes <= 6, "{changes} changes of the pod in 3 s");
 
     // Whoever of us dies: the pod runs on, and the plugin is not even asked to register again.
+    let bound = socket(&member.node)?;
     for daemon in DAEMONS {
         member.node.kill_daemon(daemon)?;
         member.node.wait_healthy()?;
@@ -123,6 +131,7 @@ fn what_a_plugin_gives_and_what_its_trouble_is_to_others() -> Result<()> {
     wait_amounts(&member, "3", "3")?;
     let seen = member.wait_ready("one")?;
     ensure!(container_id(&seen) == container_id(&one), "{seen:#}");
+    ensure!(socket(&member.node)? == bound, "another socket");
     ensure!(plugin.calls("Register")?.len() == 1 && plugin.calls("Allocate")?.len() == 1);
     eventually("an agent is told the same", LONG, || {
         let told = listed(&member.node, "one")?;
@@ -165,6 +174,16 @@ fn what_a_plugin_gives_and_what_its_trouble_is_to_others() -> Result<()> {
     let failed = member.wait("greedy", "it is refused", |pod| pod["status"]["phase"] == "Failed")?;
     let words = "requested number of devices unavailable for example.com/device. Requested: 2, Available: 1";
     ensure!(failed["status"]["message"].as_str().is_some_and(|message| message.contains(words)), "{failed:#}");
+
+    // All of us end and start: as upstream's does, the socket says so to the plugin, which registers again. The pod runs on.
+    let registered = plugin.calls("Register")?.len();
+    member.node.stop()?;
+    member.node.launch()?;
+    member.node.wait_healthy()?;
+    asked(&plugin, "Register", registered + 1)?;
+    ensure!(socket(&member.node)? != bound, "the same socket");
+    wait_amounts(&member, "3", "3")?;
+    ensure!(container_id(&member.wait_ready("one")?) == container_id(&one));
     plugin.kill();
     member.node.finish_after_deaths()
 }

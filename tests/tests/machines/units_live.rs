@@ -53,6 +53,7 @@ fn the_units_come_up_stay_and_go_as_one_kubelet() -> Result<()> {
     clients_wait_while_the_daemon_is_away(&machine)?;
     the_journal_is_read_for_authorised_users(&machine)?;
     chains_of_iptables_are_kept(&machine)?;
+    plugins_register_again_with_the_whole_kubelet_alone(&machine)?;
     a_second_node_is_refused(&machine)?;
     ports_follow_the_configuration(&machine)?;
     stopped_is_stopped(&machine)?;
@@ -262,6 +263,39 @@ fn chains_of_iptables_are_kept(machine: &Machine) -> Result<()> {
     machine.check(&["systemctl", "restart", "kubelet-volnetd"])?;
     machine.wait_healthy()?;
     eventually("the chains are there again", LONG, kept)
+}
+
+/// A new socket says to a device plugin that all of the kubelet was started anew. That one process was is nothing to it, though
+/// systemd keeps the socket in both cases.
+fn plugins_register_again_with_the_whole_kubelet_alone(machine: &Machine) -> Result<()> {
+    machine.install_program(&build::bin_dir()?.join("device_plugin"))?;
+    machine.write("/var/lib/plugin/told.json", br#"{"devices": [{"id": "a"}]}"#, 0o644)?;
+    let arguments = "--resource=example.com/device --root=/var/lib/kubelet --state=/var/lib/plugin";
+    machine.shell(&format!("systemd-run --quiet --unit=plugin {LIBEXEC}/device_plugin {arguments}"))?;
+    let registered = |times: usize| {
+        eventually(&format!("the plugin has registered {times} times"), LONG, || {
+            let calls = machine.check(&["cat", "/var/lib/plugin/calls.jsonl"])?;
+            ensure!(calls.lines().filter(|line| line.contains(r#""call":"Register""#)).count() == times, "{calls}");
+            Ok(())
+        })
+    };
+    // The number of a file that is gone may be given again.
+    let socket = || machine.check(&["stat", "--format=%i %z", "/var/lib/kubelet/device-plugins/kubelet.sock"]);
+    registered(1)?;
+    let bound = socket()?;
+    for service in ["kubelet-volnetd.service", "kubelet-syncd.service"] {
+        let before = machine.unit(service)?;
+        machine.signal(service, "KILL")?;
+        machine.wait_another_run(service, &before)?;
+        machine.wait_healthy()?;
+    }
+    ensure!(socket()? == bound, "another socket");
+    registered(1)?;
+    machine.check(&["systemctl", "restart", "kubelet"])?;
+    machine.wait_healthy()?;
+    registered(2)?;
+    ensure!(socket()? != bound, "the same socket");
+    machine.check(&["systemctl", "stop", "plugin"]).map(drop)
 }
 
 /// The claims are held though the process that took them is long gone, and over its restart.

@@ -24,6 +24,7 @@ pub struct Desired {
     /// It runs or is to run; else it is on its way out or has ended.
     pub live: bool,
     pub finished: bool,
+    pub phase: Box<str>,
     /// v1.PodStatus as JSON; empty while there is none.
     pub status: Box<[u8]>,
     pub static_pod: Box<[u8]>,
@@ -44,6 +45,7 @@ impl Desired {
             is_static: state.is_static || matches!(state.source.as_str(), "file" | "http"),
             live: matches!(worker, WorkerState::Unspecified | WorkerState::Waiting | WorkerState::Sync),
             finished: worker == WorkerState::Finished,
+            phase: state.phase.into_boxed_str(),
             uid: PodUid::parse(&state.uid)?,
             namespace: state.namespace,
             name: state.name,

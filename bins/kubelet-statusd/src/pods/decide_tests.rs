@@ -16,6 +16,7 @@ fn desired(status: Value) -> Desired {
         is_static: false,
         live: true,
         finished: false,
+        phase: Box::default(),
         status: status.to_string().into_bytes().into(),
         static_pod: Box::default(),
         may_delete: false,

@@ -78,7 +78,11 @@ impl StatusStore {
     pub fn upsert(&mut self, desired: Desired, seen: Option<ApiCopy>, now: Instant) -> bool {
         let uid = desired.uid.clone();
         self.named.insert(uid.clone());
-        let wakes_others = desired.is_static && (desired.finished || !self.pods.contains_key(&uid));
+        let is_static = desired.is_static;
+        // What others wait for: that the pod runs, has ended, may go. Nothing more comes with the last, and little with the others.
+        let turns = self.pods.get(&uid).is_some_and(|before| before.desired.phase != desired.phase);
+        let settles = if turns || desired.may_delete { Duration::ZERO } else { SETTLE };
+        let wakes_others = is_static && (desired.finished || !self.pods.contains_key(&uid));
         let news = match self.pods.get_mut(&uid) {
             Some(entry) => entry.update(desired, seen),
             None => {
@@ -90,12 +94,14 @@ impl StatusStore {
             if let Some(entry) = self.pods.get_mut(&uid) {
                 entry.changed_at.get_or_insert(now);
             }
-            self.schedule(&uid, now + SETTLE);
+            self.schedule(&uid, now + settles);
         }
         if wakes_others {
             self.wake_static(now);
         }
-        self.count_mirrors();
+        if is_static {
+            self.count_mirrors();
+        }
         news
     }
 
@@ -108,8 +114,8 @@ impl StatusStore {
         }
         if entry.desired.is_static {
             self.wake_static(now);
+            self.count_mirrors();
         }
-        self.count_mirrors();
     }
 
     /// The snapshot was complete: what it did not name is no more.
@@ -257,9 +263,11 @@ impl StatusStore {
                 entry.not_before = Some(now + least.max(self.jitter.pause(ANSWERED, entry.failures)));
             }
         }
-        let again = entry.not_before.unwrap_or(now).max(now);
+        let (again, is_static) = (entry.not_before.unwrap_or(now).max(now), entry.desired.is_static);
         self.reschedule(uid, again);
-        self.count_mirrors();
+        if is_static {
+            self.count_mirrors();
+        }
     }
 
     fn has_namesake(&self, uid: &PodUid) -> bool {
@@ -301,6 +309,7 @@ impl StatusStore {
         self.schedule(uid, at);
     }
 
+    /// Looks at all pods: where something of a static one has changed, and those are few.
     fn count_mirrors(&self) {
         let mirrors = self.pods.values().filter(|e| e.desired.is_static && e.has_copy()).count();
         self.metrics.mirror_pods(mirrors);

@@ -286,6 +286,25 @@ fn the_end_and_the_deletion() {
     desk.quiet();
 }
 
+/// What others wait for is not held up for what may come with it.
+#[test]
+fn a_new_phase_and_the_last_word_are_told_at_once() {
+    let mut desk = Desk::new();
+    let at =
+        |phase: &str, version, seen| PodState { phase: phase.into(), ..pod("a", phase, object("a", version, seen)) };
+    desk.tell(at("Pending", 5, "Pending"));
+    desk.quiet();
+    desk.tell(at("Running", 5, "Pending"));
+    let job = desk.store.next(desk.now, Timestamp::UNIX_EPOCH).expect("a request at once");
+    assert_eq!(patch(&job), json!({"phase": "Running"}));
+    desk.end(&job, Outcome::Object(copy("a", 6, "Running")));
+    desk.quiet();
+    let deleting = ApiObject { deleting: true, ..object("a", 6, "Running") };
+    desk.tell(PodState { may_delete: true, phase: "Running".into(), ..pod("a", "Running", deleting) });
+    let job = desk.store.next(desk.now, Timestamp::UNIX_EPOCH).expect("a request at once");
+    assert_eq!(job.action, Action::DeletePod);
+}
+
 #[test]
 fn the_version_between_the_deletion_and_the_end_is_no_reason_to_delete_again() {
     let mut desk = Desk::new();

@@ -36,6 +36,8 @@ struct Entry {
     observed_at: Option<Instant>,
     /// A list showed another state than this one; the next inspection will tell.
     doubtful: bool,
+    /// While it is doubtful: what that list showed of it.
+    listed: Option<KnownIds>,
 }
 
 #[derive(Debug)]
@@ -95,10 +97,40 @@ impl Made {
 }
 
 /// All that the runtime has of a pod, by id: see [`PodCache::known`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct KnownIds {
     pub sandboxes: Vec<Box<str>>,
     pub containers: Vec<Contained>,
+}
+
+impl KnownIds {
+    fn count(&self) -> usize {
+        self.sandboxes.len() + self.containers.len()
+    }
+
+    fn has(&self, id: &str) -> bool {
+        self.sandboxes.iter().any(|one| &**one == id) || self.containers.iter().any(|(one, _)| &**one == id)
+    }
+
+    /// Puts those in that are not among them. True: there was one.
+    fn add<'a>(
+        &mut self,
+        sandboxes: impl Iterator<Item = &'a str>,
+        containers: impl Iterator<Item = (&'a str, &'a str)>,
+    ) -> bool {
+        let before = self.count();
+        for id in sandboxes {
+            if !self.has(id) {
+                self.sandboxes.push(id.into());
+            }
+        }
+        for (id, sandbox) in containers {
+            if !self.has(id) {
+                self.containers.push((id.into(), sandbox.into()));
+            }
+        }
+        self.count() > before
+    }
 }
 
 /// Of a pod with more than this two lists ask for less.
@@ -265,46 +297,54 @@ impl PodCache {
         }
     }
 
-    /// Ids of all that the runtime has of the pod, where that is known without a list: what the last look showed and what was made
-    /// and removed since. `named`: ids that events have named, which must be among them.
+    /// Ids of all that the runtime has of the pod, where that is known without asking for lists of it: what the last look showed,
+    /// what the list of everything showed that doubts it, and what was made and removed since. `named`: ids that events have named,
+    /// which must be among them.
+    ///
+    /// What somebody else makes after the list is not among them: at a start that is a call of our former life which the runtime is
+    /// still at. Its start is an event that names an unknown id, and then lists are asked for. What is only created, and what events
+    /// do not tell because their stream was not open yet, the list shows that follows each opening by a second, or the audit; until
+    /// then the name that it has in the runtime keeps a second one from being made.
     pub(super) fn known<'a>(&self, uid: &PodUid, mut named: impl Iterator<Item = &'a str>) -> Option<KnownIds> {
         let inner = self.inner();
         // Before the first list nothing is known of pods that were there before us.
         inner.listed_at?;
-        let mut known = KnownIds { sandboxes: Vec::new(), containers: Vec::new() };
-        if let Some(entry) = inner.pods.get(uid) {
-            if entry.doubtful || entry.failure.is_some() {
+        let (entry, made) = (inner.pods.get(uid), inner.made.get(uid));
+        let mut known = KnownIds::default();
+        if let Some(entry) = entry {
+            if entry.failure.is_some() || (entry.doubtful && entry.listed.is_none()) {
                 return None;
             }
-            known.sandboxes.extend(entry.pod.sandboxes.iter().map(|one| one.id.as_str().into()));
-            let containers = entry.pod.containers.iter();
-            known.containers.extend(containers.map(|one| (one.id.as_str().into(), one.sandbox_id.as_str().into())));
+            // Also of a pod in doubt: a look that began before the list may have ended after it, and have seen more.
+            let containers = entry.pod.containers.iter().map(|one| (one.id.as_str(), one.sandbox_id.as_str()));
+            known.add(entry.pod.sandboxes.iter().map(|one| one.id.as_str()), containers);
         }
-        if let Some(made) = inner.made.get(uid) {
+        if let Some(made) = made {
             if made.unclear {
                 return None;
             }
-            let new = |id: &str| known.sandboxes.iter().all(|one| &**one != id);
-            let sandboxes: Vec<_> = made.sandboxes.iter().map(|(id, _)| id).filter(|id| new(id)).cloned().collect();
-            let new = |id: &str| known.containers.iter().all(|(one, _)| &**one != id);
-            let containers = made.containers.iter().map(|(ids, _)| ids);
-            let containers: Vec<_> = containers.filter(|(id, _)| new(id)).cloned().collect();
-            known.sandboxes.extend(sandboxes);
-            known.containers.extend(containers);
+            let containers = made.containers.iter().map(|((id, sandbox), _)| (&**id, &**sandbox));
+            known.add(made.sandboxes.iter().map(|(id, _)| &**id), containers);
         }
-        let is_among = |id: &str| {
-            known.sandboxes.iter().any(|one| &**one == id) || known.containers.iter().any(|(one, _)| &**one == id)
-        };
+        if let Some(entry) = entry
+            && let Some(listed) = &entry.listed
+        {
+            let containers = listed.containers.iter().map(|(id, sandbox)| (&**id, &**sandbox));
+            let has_more = known.add(listed.sandboxes.iter().map(|id| &**id), containers);
+            // The pod was known, and has something that nobody has told of: more may have been made since.
+            if has_more && entry.observed_at.is_some() {
+                return None;
+            }
+        }
         // What was never seen may have been made by somebody else.
-        let count = known.sandboxes.len() + known.containers.len();
-        if count == 0 || !named.all(is_among) {
+        if known.count() == 0 || !named.all(|id| known.has(id)) {
             return None;
         }
-        if let Some(made) = inner.made.get(uid) {
+        if let Some(made) = made {
             known.sandboxes.retain(|id| !made.has_removed(id));
             known.containers.retain(|(id, _)| !made.has_removed(id));
         }
-        (known.sandboxes.len() + known.containers.len() <= IDS_MAX).then_some(known)
+        (known.count() <= IDS_MAX).then_some(known)
     }
 
     /// A look that was ordered at this moment has told of all that had been made by then.
@@ -343,12 +383,14 @@ impl PodCache {
                 }
                 // A list that was begun later and doubts the entry knows more than this look.
                 let is_older = inner.listed_at.is_some_and(|listed_at| observed_at < listed_at);
-                let doubtful = is_older && old.is_some_and(|old| old.doubtful);
-                Entry { pod: Arc::new(pod), failure: None, observed_at: Some(observed_at), doubtful }
+                let in_doubt = old.filter(|old| is_older && old.doubtful);
+                let doubtful = in_doubt.is_some();
+                let listed = in_doubt.and_then(|old| old.listed);
+                Entry { pod: Arc::new(pod), failure: None, observed_at: Some(observed_at), doubtful, listed }
             }
             Err(failure) => {
                 let pod = old.map(|e| e.pod).unwrap_or_default();
-                Entry { pod, failure: Some(failure), observed_at: Some(observed_at), doubtful: true }
+                Entry { pod, failure: Some(failure), observed_at: Some(observed_at), doubtful: true, listed: None }
             }
         };
         inner.pods.insert(uid.clone(), entry);
@@ -362,14 +404,21 @@ impl PodCache {
         }
     }
 
-    /// A list of everything, begun at `listed_at`, agreed with every entry but the doubtful ones.
-    pub(super) fn set_listed(&self, listed_at: Instant, doubtful: &HashSet<PodUid>) {
+    /// A list of everything, begun at `listed_at`, agreed with every entry but the doubtful ones. `ids`: what it showed of each pod.
+    pub(super) fn set_listed(
+        &self,
+        listed_at: Instant,
+        doubtful: &HashSet<PodUid>,
+        mut ids: HashMap<PodUid, KnownIds>,
+    ) {
         let mut inner = self.inner();
         inner.listed_at = Some(listed_at);
         for uid in doubtful {
             let pod = Arc::new(RuntimePod { uid: Some(uid.clone()), ..Default::default() });
-            let unknown = Entry { pod, failure: None, observed_at: None, doubtful: true };
-            inner.pods.entry(uid.clone()).or_insert(unknown).doubtful = true;
+            let unknown = Entry { pod, failure: None, observed_at: None, doubtful: true, listed: None };
+            let entry = inner.pods.entry(uid.clone()).or_insert(unknown);
+            entry.doubtful = true;
+            entry.listed = Some(ids.remove(uid).unwrap_or_default());
         }
         // An empty state of a pod that no list shows says no more than its absence does.
         inner.pods.retain(|_, e| !is_empty(&e.pod) || e.doubtful || e.observed_at >= Some(listed_at));
@@ -503,7 +552,8 @@ mod tests {
         tokio::time::advance(Duration::from_secs(1)).await;
         // While another look is under way a list comes and goes.
         let list = Instant::now();
-        cache.set_listed(list, &HashSet::from([u.clone()]));
+        let shown = HashMap::from([(u.clone(), KnownIds { sandboxes: vec!["s2".into()], containers: Vec::new() })]);
+        cache.set_listed(list, &HashSet::from([u.clone()]), shown);
         cache.set(&u, Ok(pod("s1")), look);
         assert!(!cache.is_since(&u, list), "what has happened between look and list is not in it");
         assert_eq!(cache.known(&u, std::iter::empty()), None, "nor is all that was made");
@@ -526,7 +576,7 @@ mod tests {
         cache.making(&u).sandbox(&sandbox);
         assert_eq!(known(&[]), None, "nobody knows what was there before");
         cache.inner().made.clear();
-        cache.set_listed(Instant::now(), &HashSet::new());
+        cache.set_listed(Instant::now(), &HashSet::new(), HashMap::new());
         assert_eq!(known(&[]), None, "nothing is there to be asked about");
         cache.making(&u).sandbox(&sandbox);
         cache.making(&u).container(&container, &sandbox);
@@ -565,8 +615,48 @@ mod tests {
         assert_eq!(known(&[]), None, "or does so later");
         cache.set(&u, Ok(RuntimePod::default()), Instant::now());
         tokio::time::advance(Duration::from_millis(1)).await;
-        cache.set_listed(Instant::now(), &HashSet::new());
+        cache.set_listed(Instant::now(), &HashSet::new(), HashMap::new());
         assert!(cache.inner().made.is_empty(), "and nothing is kept of a pod that is gone");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn ids_are_known_of_what_a_list_showed() {
+        let cache = Arc::new(PodCache::default());
+        let (u, start) = (uid("u"), Instant::now());
+        let (sandbox, container) = (SandboxId::parse("s1").unwrap(), ContainerId::parse("c3").unwrap());
+        let known = |named: &[&str]| cache.known(&u, named.iter().copied());
+        let list = |sandboxes: &[&str], containers: &[(&str, &str)]| {
+            let shown = ids(sandboxes, containers).map(|ids| (u.clone(), ids)).into_iter().collect();
+            cache.set_listed(Instant::now(), &HashSet::from([u.clone()]), shown);
+        };
+        list(&["s1"], &[("c1", "s1"), ("c2", "s1")]);
+        assert_eq!(known(&["c2"]), ids(&["s1"], &[("c1", "s1"), ("c2", "s1")]), "as at a start");
+        assert_eq!(known(&["c9"]), None, "a call of a former life has made something since");
+        cache.making(&u).container(&container, &sandbox);
+        assert_eq!(known(&["c3"]), ids(&["s1"], &[("c3", "s1"), ("c1", "s1"), ("c2", "s1")]), "and we have");
+        assert!(!cache.is_certain(&u) && !cache.is_since(&u, start), "to know of it is not to have looked");
+
+        // A look that began before the next list, and saw what is not in it.
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let look = Instant::now();
+        tokio::time::advance(Duration::from_millis(1)).await;
+        list(&[], &[]);
+        cache.set(&u, Ok(pod("s1")), look);
+        assert_eq!(known(&[]), ids(&["s1"], &[]), "it may have come after the list");
+        assert!(!cache.is_certain(&u));
+
+        // The pod is known now.
+        cache.set(&u, Ok(pod("s1")), Instant::now());
+        tokio::time::advance(Duration::from_millis(1)).await;
+        list(&["s1"], &[]);
+        assert_eq!(known(&[]), ids(&["s1"], &[]), "another state, and nothing more");
+        list(&["s1"], &[("c4", "s1")]);
+        assert_eq!(known(&[]), None, "somebody else makes things");
+        cache.set(&u, Err(failure()), Instant::now());
+        assert_eq!(known(&[]), None, "the runtime did not answer");
+        cache.set(&u, Ok(pod("s1")), Instant::now());
+        assert_eq!(known(&[]), ids(&["s1"], &[]));
+        assert!(cache.inner().pods.values().all(|entry| entry.listed.is_none()), "and nothing is kept of a list");
     }
 
     #[tokio::test(start_paused = true)]
@@ -582,7 +672,7 @@ mod tests {
         let wait_gone = waits(&cache, &gone, now).await;
         let new = uid("new");
         let wait_new = waits(&cache, &new, now).await;
-        cache.set_listed(now, &HashSet::from([b.clone(), new]));
+        cache.set_listed(now, &HashSet::from([b.clone(), new]), HashMap::new());
         assert!(wait_a.await.unwrap().is_ok());
         assert!(wait_gone.await.unwrap().unwrap().sandboxes.is_empty());
         tokio::task::yield_now().await;

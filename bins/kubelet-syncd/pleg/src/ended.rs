@@ -1,12 +1,12 @@
 //! Containers that are known to have ended before the runtime's answers say so.
 //!
-//! containerd's own events carry the exit code and the moment: the first that the process has ended, the second also the
-//! promise that all output is written. Its CRI side answers "running" until some 20 ms after the second, which comes some
-//! 20 ms after the first on an idle node and (measured on two busy cores, 1.6) 170 ms in the median, more than a second
-//! in the tenth that waits longest. A process that has ended stays so, and the CRI answers with the same code and moment
-//! later: what the first event said is laid over its answers until they agree. Two ends wait for the second event: one
-//! whose message is to be taken from the output, and, for a moment, one by SIGKILL, whose reason another event may tell.
-//! Meanwhile the runtime may refuse to remove a container that the cache calls exited: who removes, retries.
+//! containerd's own events, which are listened to beside the CRI's as well, carry the exit code and the moment: the first that the
+//! process has ended, the second also the promise that all output is written. Its CRI side answers "running" until some 20 ms after
+//! the second, which comes some 20 ms after the first on an idle node and (measured on two busy cores, 1.6) 170 ms in the median,
+//! more than a second in the tenth that waits longest. A process that has ended stays so, and the CRI answers with the same code and
+//! moment later: what the first event said is laid over its answers until they agree. Two ends wait for the second event: one whose
+//! message is to be taken from the output, and, for a moment, one by SIGKILL, whose reason another event may tell. Meanwhile the
+//! runtime may refuse to remove a container that the cache calls exited: who removes, retries.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};

@@ -1,5 +1,5 @@
 //! Where events come from: the CRI's own stream where it is for all who listen, else containerd's event service, else nowhere
-//! (then PLEG relists).
+//! (then PLEG relists). Beside the CRI's stream containerd is asked for its own word of ends, which comes before the CRI's.
 //!
 //! Pure: it says what to open next and when. After every break the choice starts anew, because what comes back may be
 //! another version of the runtime.
@@ -18,11 +18,20 @@ pub enum EventSource {
     Containerd,
 }
 
+/// As the CRI's Version names it.
+const CONTAINERD: &str = "containerd";
+
 /// Whether a runtime gives each event of the CRI's stream to one listener alone, and not to all: containerd before 2.0. There a
 /// listener that has just died takes one more with it, so after a restart of the kubelet an end would not be seen.
 pub(super) fn gives_events_to_one_alone(runtime: &str, version: &str) -> bool {
     let major = version.trim_start_matches('v').split('.').next().and_then(|major| major.parse::<u32>().ok());
-    runtime == "containerd" && major.is_some_and(|major| major < 2)
+    runtime == CONTAINERD && major.is_some_and(|major| major < 2)
+}
+
+/// Whether a runtime tells of ends by events of its own as well. containerd sends the CRI's event of an end when it has cleared the
+/// container away, which is when StopContainer answers; its own say at once that the process has ended.
+pub(super) fn tells_ends_itself(runtime: &str) -> bool {
+    runtime == CONTAINERD
 }
 
 /// Reconnecting after a break. The upper bound is what a restarted runtime waits at most before it is seen again.
@@ -112,6 +121,7 @@ mod tests {
             ("cri-o", "1.34.0", false),
         ] {
             assert_eq!(gives_events_to_one_alone(runtime, version), alone, "{runtime} {version}");
+            assert_eq!(tells_ends_itself(runtime), runtime != "cri-o");
         }
     }
 

@@ -1,5 +1,6 @@
-//! Asking the runtime: everything by two lists; one pod by a status for each of its ids, where all of them are known, else by two
-//! filtered lists and a status for what changed. A filtered list costs the runtime as much as one of everything.
+//! Asking the runtime: everything by two lists; one pod by a status for each of its ids, where all of them are known (after a list of
+//! everything they are), else by two filtered lists and a status for what changed. A filtered list costs the runtime as much as one
+//! of everything.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -12,23 +13,41 @@ use super::mapping;
 use super::relist::{PlegState, PodStates};
 use kubelet_model::pod::model::{ContainerStatus, RuntimePod, SandboxState, SandboxStatus};
 
-/// States of everything that carries a pod uid.
-pub(super) async fn list_all(client: &CriClient) -> Result<HashMap<PodUid, PodStates>, CriError> {
-    let (sandboxes, containers) = lists(client, &BTreeMap::new()).await?;
-    let mut pods: HashMap<PodUid, PodStates> = HashMap::new();
-    for sandbox in &sandboxes {
-        if let Some(uid) = mapping::pod_of_sandbox(sandbox) {
+/// What a list of everything tells of each pod.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Everything {
+    pub states: HashMap<PodUid, PodStates>,
+    /// Of those of which [`inspect_pod`] would find something.
+    pub ids: HashMap<PodUid, KnownIds>,
+}
+
+impl Everything {
+    /// Everything that carries a pod uid.
+    fn of(sandboxes: &[v1::PodSandbox], containers: &[v1::Container]) -> Self {
+        let mut all = Everything::default();
+        for sandbox in sandboxes {
+            let Some(uid) = mapping::pod_of_sandbox(sandbox) else { continue };
+            // Lists of one pod go by the label, which a sandbox that is no kubelet's does not have.
+            if sandbox.labels.get(mapping::LABEL_POD_UID).is_some_and(|label| label == uid.as_str()) {
+                all.ids.entry(uid.clone()).or_default().sandboxes.push(sandbox.id.as_str().into());
+            }
             let state = PlegState::from(mapping::sandbox_state(sandbox.state));
-            pods.entry(uid).or_default().insert(sandbox.id.as_str().into(), state);
+            all.states.entry(uid).or_default().insert(sandbox.id.as_str().into(), state);
         }
-    }
-    for container in &containers {
-        if let Some(uid) = mapping::pod_of_container(container) {
+        for container in containers {
+            let Some(uid) = mapping::pod_of_container(container) else { continue };
+            let ids = (container.id.as_str().into(), container.pod_sandbox_id.as_str().into());
+            all.ids.entry(uid.clone()).or_default().containers.push(ids);
             let state = PlegState::from(mapping::run_state(container.state));
-            pods.entry(uid).or_default().insert(container.id.as_str().into(), state);
+            all.states.entry(uid).or_default().insert(container.id.as_str().into(), state);
         }
+        all
     }
-    Ok(pods)
+}
+
+pub(super) async fn list_all(client: &CriClient) -> Result<Everything, CriError> {
+    let (sandboxes, containers) = lists(client, &BTreeMap::new()).await?;
+    Ok(Everything::of(&sandboxes, &containers))
 }
 
 /// The pod of an id that an event named. None: the runtime does not know the id, or it is not a kubelet's.
@@ -59,8 +78,7 @@ pub(super) async fn inspect_pod(
         pod.namespace.clone_from(&metadata.namespace);
         pod.name.clone_from(&metadata.name);
     } else if let Some(container) = containers.first() {
-        pod.namespace = container.labels.get(mapping::LABEL_POD_NAMESPACE).cloned().unwrap_or_default();
-        pod.name = container.labels.get(mapping::LABEL_POD_NAME).cloned().unwrap_or_default();
+        (pod.namespace, pod.name) = pod_names(&container.labels);
     }
 
     let sandboxes = try_join_all(sandboxes.iter().map(|listed| sandbox_status(client, listed, previous)));
@@ -80,7 +98,7 @@ pub(super) async fn inspect_known(
     ids: &KnownIds,
 ) -> Result<RuntimePod, CriError> {
     let sandboxes = try_join_all(ids.sandboxes.iter().map(|id| sandbox_by_id(client, id)));
-    let containers = try_join_all(ids.containers.iter().map(|(id, sandbox)| container_by_id(client, id, sandbox)));
+    let containers = try_join_all(ids.containers.iter().map(|(id, _)| container_by_id(client, id)));
     let (sandboxes, containers) = tokio::try_join!(sandboxes, containers)?;
     let mut pod = RuntimePod {
         uid: Some(uid.clone()),
@@ -91,11 +109,21 @@ pub(super) async fn inspect_known(
     if let Some(metadata) = sandboxes.iter().flatten().find_map(|status| status.metadata.as_ref()) {
         pod.namespace.clone_from(&metadata.namespace);
         pod.name.clone_from(&metadata.name);
+    } else if let Some(container) = containers.iter().flatten().next().filter(|_| pod.name.is_empty()) {
+        (pod.namespace, pod.name) = pod_names(&container.labels);
     }
     pod.sandboxes = sandboxes.iter().flatten().filter_map(mapping::sandbox).collect();
-    pod.containers = containers.into_iter().flatten().collect();
+    let containers = ids.containers.iter().zip(&containers);
+    let containers = containers.filter_map(|((_, sandbox), status)| mapping::container(status.as_ref()?, sandbox));
+    pod.containers = containers.collect();
     newest_first(&mut pod);
     Ok(pod)
+}
+
+/// Namespace and name of the pod that a container is labelled with.
+fn pod_names(labels: &BTreeMap<String, String>) -> (String, String) {
+    let label = |key: &str| labels.get(key).cloned().unwrap_or_default();
+    (label(mapping::LABEL_POD_NAMESPACE), label(mapping::LABEL_POD_NAME))
 }
 
 fn newest_first(pod: &mut RuntimePod) {
@@ -152,13 +180,13 @@ async fn container_status(
     {
         return Ok(Some(known.clone()));
     }
-    container_by_id(client, &listed.id, &listed.pod_sandbox_id).await
+    let status = container_by_id(client, &listed.id).await?;
+    Ok(status.and_then(|status| mapping::container(&status, &listed.pod_sandbox_id)))
 }
 
-async fn container_by_id(client: &CriClient, id: &str, sandbox: &str) -> Result<Option<ContainerStatus>, CriError> {
+async fn container_by_id(client: &CriClient, id: &str) -> Result<Option<v1::ContainerStatus>, CriError> {
     let request = v1::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
-    let status = found(client.container_status(request).await)?.and_then(|reply| reply.status);
-    Ok(status.and_then(|status| mapping::container(&status, sandbox)))
+    Ok(found(client.container_status(request).await)?.and_then(|reply| reply.status))
 }
 
 /// What vanished between the list and the question is gone, and no failure.
@@ -167,5 +195,61 @@ fn found<T>(result: Result<T, CriError>) -> Result<Option<T>, CriError> {
         Ok(value) => Ok(Some(value)),
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn a_list_of_everything_tells_states_and_ids() {
+        let sandbox = |id: &str, uid: &str, label: Option<&str>| v1::PodSandbox {
+            id: id.into(),
+            metadata: Some(v1::PodSandboxMetadata { uid: uid.into(), ..Default::default() }),
+            labels: label.map(|label| labels(&[(mapping::LABEL_POD_UID, label)])).unwrap_or_default(),
+            ..Default::default()
+        };
+        let container = |id: &str, sandbox: &str, uid: Option<&str>| v1::Container {
+            id: id.into(),
+            pod_sandbox_id: sandbox.into(),
+            state: v1::ContainerState::ContainerExited as i32,
+            labels: uid.map(|uid| labels(&[(mapping::LABEL_POD_UID, uid)])).unwrap_or_default(),
+            ..Default::default()
+        };
+        let all = Everything::of(
+            &[sandbox("s1", "u", Some("u")), sandbox("s2", "u", Some("u")), sandbox("t", "by-hand", None)],
+            &[container("c", "s1", Some("u")), container("d", "t", None), container("e", "gone", Some("v"))],
+        );
+        let uid = |text: &str| PodUid::parse(text).unwrap();
+        let states = |list: &[(&str, PlegState)]| -> PodStates {
+            list.iter().map(|(id, state)| (Box::from(*id), *state)).collect()
+        };
+        let running = PlegState::Running;
+        let expected = HashMap::from([
+            (uid("u"), states(&[("s1", running), ("s2", running), ("c", PlegState::Exited)])),
+            (uid("by-hand"), states(&[("t", running)])),
+            (uid("v"), states(&[("e", PlegState::Exited)])),
+        ]);
+        assert_eq!(all.states, expected);
+        let ids = HashMap::from([
+            (
+                uid("u"),
+                KnownIds { sandboxes: vec!["s1".into(), "s2".into()], containers: vec![("c".into(), "s1".into())] },
+            ),
+            (uid("v"), KnownIds { sandboxes: Vec::new(), containers: vec![("e".into(), "gone".into())] }),
+        ]);
+        assert_eq!(all.ids, ids, "lists of one pod would not show what is not labelled");
+    }
+
+    #[test]
+    fn names_of_a_pod_without_a_sandbox() {
+        let labelled = labels(&[(mapping::LABEL_POD_NAMESPACE, "default"), (mapping::LABEL_POD_NAME, "a")]);
+        assert_eq!(pod_names(&labelled), ("default".to_owned(), "a".to_owned()));
+        assert_eq!(pod_names(&BTreeMap::new()), (String::new(), String::new()));
     }
 }

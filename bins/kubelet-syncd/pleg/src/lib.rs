@@ -4,6 +4,7 @@
 //! no events it relists each second, as upstream does (upstream `pkg/kubelet/pleg`).
 
 pub mod cache;
+mod due;
 mod ended;
 mod evented;
 mod inspect;
@@ -11,6 +12,7 @@ pub mod mapping;
 mod metrics;
 pub mod relist;
 mod run;
+mod subscribers;
 mod tracker;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,9 +30,10 @@ pub use relist::{PodLifecycleEvent, PodLifecycleEventKind};
 pub use run::PlegTask;
 
 use metrics::PlegMetrics;
+use subscribers::Subscribers;
 
-/// Events waiting for a slow subscriber; upstream's capacity. Above it they are dropped and counted: the cache stays
-/// right, and a pod's next sync sees it.
+/// Events waiting for a slow subscriber; upstream's capacity. Above it they are dropped and counted, the cache stays right, and
+/// the subscriber is told to look at their pods when it has room again.
 const SUBSCRIBER_CAPACITY: usize = 1000;
 /// Without a successful list for this long PLEG is unhealthy and the node not ready.
 const RELIST_THRESHOLD: Duration = Duration::from_secs(180);
@@ -79,6 +82,7 @@ pub struct PlegStats {
     /// Events that the runtime sent and that concerned a container's own process.
     pub runtime_events: u64,
     pub events_missed: u64,
+    /// Events for which a subscriber had no room; it has heard of their pods later.
     pub events_discarded: u64,
     pub connection_errors: u64,
     /// Inspections that failed.
@@ -88,7 +92,7 @@ pub struct PlegStats {
 #[derive(Debug)]
 struct Shared {
     cache: Arc<PodCache>,
-    subscribers: Mutex<Vec<mpsc::Sender<PodLifecycleEvent>>>,
+    subscribers: Mutex<Subscribers>,
     stats: Mutex<PlegStats>,
     last_list: Mutex<Option<Instant>>,
     listed_once: watch::Sender<bool>,
@@ -128,11 +132,10 @@ impl Pleg {
         Ok((Pleg { shared }, task))
     }
 
-    /// Events from now on. Each subscriber gets every event; one that falls [`SUBSCRIBER_CAPACITY`] behind loses some.
+    /// Events from now on. Each subscriber gets every event; one that falls [`SUBSCRIBER_CAPACITY`] behind loses some, and gets a
+    /// `PodSync` of each of their pods when it has read on.
     pub fn subscribe(&self) -> mpsc::Receiver<PodLifecycleEvent> {
-        let (sender, receiver) = mpsc::channel(SUBSCRIBER_CAPACITY);
-        lock(&self.shared.subscribers).push(sender);
-        receiver
+        lock(&self.shared.subscribers).add(SUBSCRIBER_CAPACITY)
     }
 
     pub fn cache(&self) -> Arc<PodCache> {

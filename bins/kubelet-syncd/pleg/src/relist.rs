@@ -15,7 +15,7 @@ pub enum PodLifecycleEventKind {
     ContainerRemoved,
     /// The state is not one to act on (created, unknown). Never delivered.
     ContainerChanged,
-    /// A re-inspection was asked for and found nothing new.
+    /// A re-inspection was asked for and found nothing new, or an event of the pod was lost.
     PodSync,
 }
 

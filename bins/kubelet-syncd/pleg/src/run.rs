@@ -1,7 +1,7 @@
 //! The generator's task: the thin async shell around the tracker. One loop owns all state; calls to the runtime run
 //! beside it, so a hung one holds up its own pod only.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -10,16 +10,17 @@ use bulkhead_cri::{CONTAINERD_NAMESPACE, Code, CriClient, CriError, EventStream,
 use bulkhead_daemon::progress::{Heartbeat, asked};
 use bulkhead_types::PodUid;
 use futures_util::future::BoxFuture;
-use futures_util::stream::{self, FuturesUnordered};
-use futures_util::{FutureExt, StreamExt};
+use futures_util::stream::{self, BoxStream, FuturesUnordered};
+use futures_util::{FutureExt, StreamExt, TryStreamExt};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::ended::EndedAhead;
-use super::evented::{EventSource, SourcePicker, gives_events_to_one_alone};
-use super::inspect;
+use super::evented::{EventSource, SourcePicker, gives_events_to_one_alone, tells_ends_itself};
+use super::inspect::{self, Everything};
 use super::metrics::PlegMetrics;
-use super::relist::{PodLifecycleEvent, PodLifecycleEventKind, PodStates, states_of};
+use super::relist::{PodLifecycleEvent, PodLifecycleEventKind, states_of};
+use super::subscribers::room;
 use super::tracker::{BUSY_MAX, Tracker};
 use super::{PlegOptions, Shared, lock};
 use kubelet_model::pod::model::RuntimePod;
@@ -40,7 +41,7 @@ const LIST_RETRY: Duration = Duration::from_secs(1);
 
 enum Done {
     Inspected { uid: PodUid, ordered: Instant, started: Instant, result: Result<RuntimePod, CriError> },
-    Listed { started: Instant, result: Result<HashMap<PodUid, PodStates>, CriError> },
+    Listed { started: Instant, result: Result<Everything, CriError> },
     LookedUp { id: Box<str>, owner: Option<PodUid> },
 }
 
@@ -53,7 +54,7 @@ pub struct PlegTask {
     tracker: Tracker,
     ended: EndedAhead,
     picker: SourcePicker,
-    stream: Option<(EventSource, EventStream)>,
+    stream: Option<(EventSource, ToldEvents)>,
     /// Of the stream: it is the one that will give events, and not a question about the runtime's version.
     stream_asked_for: Arc<AtomicBool>,
     work: FuturesUnordered<BoxFuture<'static, Done>>,
@@ -69,19 +70,37 @@ pub struct PlegTask {
     heartbeat: Option<Heartbeat>,
 }
 
+/// Events, each with who tells it.
+type ToldEvents = BoxStream<'static, Result<(EventSource, RuntimeEvent), CriError>>;
+
+fn told_by(source: EventSource, events: EventStream) -> ToldEvents {
+    events.map_ok(move |event| (source, event)).boxed()
+}
+
 /// The CRI's own stream; "not implemented" where it is none to rely on. A runtime that does not say what it is has one.
+/// With it comes containerd's own word of ends, where the runtime is containerd; that this breaks is no break of the stream.
 /// `asked_for` turns true once the runtime is asked for the stream itself.
-fn cri_events(client: &CriClient, asked_for: Arc<AtomicBool>) -> EventStream {
+fn cri_events(client: &CriClient, asked_for: Arc<AtomicBool>) -> ToldEvents {
     let client = client.clone();
     let open = async move {
-        let said = client.version(v1::VersionRequest { version: String::new() }).await;
-        if said.is_ok_and(|said| gives_events_to_one_alone(&said.runtime_name, &said.runtime_version)) {
+        let said = client.version(v1::VersionRequest { version: String::new() }).await.unwrap_or_default();
+        if gives_events_to_one_alone(&said.runtime_name, &said.runtime_version) {
             let message = "each event is given to one listener alone".to_owned();
             let error = CriError { code: Code::Unimplemented, method: "get_container_events", message };
-            return stream::iter([Err(error)]).left_stream();
+            let refused: ToldEvents = stream::iter([Err(error)]).boxed();
+            return refused;
         }
         asked_for.store(true, Ordering::Relaxed);
-        client.container_events().right_stream()
+        let events = told_by(EventSource::Cri, client.container_events());
+        if !tells_ends_itself(&said.runtime_name) {
+            return events;
+        }
+        let ends = told_by(EventSource::Containerd, client.containerd_ends(CONTAINERD_NAMESPACE));
+        let ends = ends.filter_map(|told| {
+            let told = told.inspect_err(|error| debug!(%error, "ends are known by the CRI's events alone"));
+            std::future::ready(told.ok().map(Ok))
+        });
+        stream::select(events, ends).boxed()
     };
     stream::once(open).flatten().boxed()
 }
@@ -147,6 +166,7 @@ impl PlegTask {
                     None => std::future::pending().await,
                 }
             };
+            let behind = lock(&self.shared.subscribers).behind();
             let done = async {
                 match self.work.is_empty() {
                     true => std::future::pending().await,
@@ -166,6 +186,7 @@ impl PlegTask {
                     }
                 }
                 () = asked(self.heartbeat.as_ref()) => {}
+                () = room(behind) => lock(&self.shared.subscribers).catch_up(),
                 () = timer => {}
             }
         }
@@ -227,7 +248,7 @@ impl PlegTask {
         self.stream_asked_for = Arc::new(AtomicBool::new(source == EventSource::Containerd));
         let stream = match source {
             EventSource::Cri => cri_events(&self.client, self.stream_asked_for.clone()),
-            EventSource::Containerd => self.client.containerd_events(CONTAINERD_NAMESPACE),
+            EventSource::Containerd => told_by(source, self.client.containerd_events(CONTAINERD_NAMESPACE)),
         };
         self.stream = Some((source, stream));
         self.opened_at = now;
@@ -236,11 +257,11 @@ impl PlegTask {
         self.list_again = Some(now + LIST_AGAIN_AFTER_OPEN);
     }
 
-    fn on_events(&mut self, source: EventSource, first: Option<Result<RuntimeEvent, CriError>>) {
+    fn on_events(&mut self, source: EventSource, first: Option<Result<(EventSource, RuntimeEvent), CriError>>) {
         let mut next = first;
         for _ in 0..EVENTS_BATCH {
             match next {
-                Some(Ok(event)) => self.on_event(event),
+                Some(Ok((teller, event))) => self.on_event(event, teller != source),
                 Some(Err(error)) => return self.on_stream_error(source, &error),
                 None => return self.on_stream_end(source, false),
             }
@@ -252,23 +273,33 @@ impl PlegTask {
         }
         // The batch is full: what was taken last must not be lost.
         match next {
-            Some(Ok(event)) => self.on_event(event),
+            Some(Ok((teller, event))) => self.on_event(event, teller != source),
             Some(Err(error)) => self.on_stream_error(source, &error),
             None => self.on_stream_end(source, false),
         }
     }
 
-    fn on_event(&mut self, event: RuntimeEvent) {
+    /// `early`: containerd's own word, of which the CRI's event follows.
+    fn on_event(&mut self, event: RuntimeEvent, early: bool) {
         let now = Instant::now();
         lock(&self.shared.stats).runtime_events += 1;
         let told = event.pod_uid.as_deref().and_then(|uid| PodUid::parse(uid).ok());
         let settled = told.is_some();
         let Some(uid) = told.or_else(|| self.shared.cache.owner(&event.id)) else {
-            return self.tracker.unresolved_event(&event.id, event.kind, now);
+            // The event that follows names the pod.
+            if !early {
+                self.tracker.unresolved_event(&event.id, event.kind, now);
+            }
+            return;
         };
-        self.tracker.event(&uid, &event.id, event.kind, settled, now);
+        let is_end = matches!(event.kind, RuntimeEventKind::Exited(_) | RuntimeEventKind::Finished(_));
+        if early && is_end {
+            self.tracker.ends_early(&uid, &event.id, now);
+        } else {
+            self.tracker.event(&uid, &event.id, event.kind, settled, now);
+        }
         self.ended.note(&event, now);
-        if matches!(event.kind, RuntimeEventKind::Exited(_) | RuntimeEventKind::Finished(_)) {
+        if is_end {
             let mut pod = RuntimePod::clone(&self.shared.cache.get(&uid));
             if self.ended.apply(&mut pod, now) {
                 self.shared.cache.amend(&uid, pod);
@@ -353,7 +384,7 @@ impl PlegTask {
         }
     }
 
-    fn on_listed(&mut self, started: Instant, result: Result<HashMap<PodUid, PodStates>, CriError>, now: Instant) {
+    fn on_listed(&mut self, started: Instant, result: Result<Everything, CriError>, now: Instant) {
         self.listing = false;
         self.metrics.relist_duration.observe(now.duration_since(started).as_secs_f64());
         lock(&self.shared.stats).relists += 1;
@@ -364,7 +395,7 @@ impl PlegTask {
                     warn!(%error, "listing the runtime's pods");
                 }
             }
-            Ok(pods) => {
+            Ok(Everything { states: pods, ids }) => {
                 self.seen(started);
                 if failed_before && self.stream.is_none() {
                     self.picker.runtime_is_back(now);
@@ -372,7 +403,7 @@ impl PlegTask {
                 // What happened while there was no stream is nothing that events missed.
                 let audit = self.stream.is_some() && started >= self.opened_at + LIST_AGAIN_AFTER_OPEN * 2;
                 let doubtful = self.tracker.listed(&pods, started, now, audit);
-                self.shared.cache.set_listed(started, &doubtful);
+                self.shared.cache.set_listed(started, &doubtful, ids);
                 if self.initial.is_none() {
                     self.initial_until = Some(now + FIRST_INSPECTIONS);
                     self.initial = Some(pods.into_keys().filter(|uid| doubtful.contains(uid)).collect());
@@ -456,17 +487,12 @@ impl PlegTask {
         if events.is_empty() {
             return;
         }
-        let mut subscribers = lock(&self.shared.subscribers);
-        subscribers.retain(|subscriber| !subscriber.is_closed());
-        for event in events {
+        for event in &events {
             debug!(pod_uid = %event.uid, kind = ?event.kind, id = %event.id, "pod lifecycle event");
-            for subscriber in subscribers.iter() {
-                if subscriber.try_send(event.clone()).is_err() {
-                    self.metrics.discard_events.inc();
-                    lock(&self.shared.stats).events_discarded += 1;
-                }
-            }
         }
+        let discarded = lock(&self.shared.subscribers).tell(&events);
+        self.metrics.discard_events.inc_by(discarded);
+        lock(&self.shared.stats).events_discarded += discarded;
     }
 }
 

@@ -10,6 +10,7 @@ use bulkhead_cri::RuntimeEventKind;
 use bulkhead_types::{BackOff, PodUid};
 use tokio::time::Instant;
 
+use super::due::DueTimes;
 use super::relist::{PlegState, PodLifecycleEvent, PodLifecycleEventKind, PodStates, diff};
 
 /// Events of one pod come in twos and threes; this long after the first they are answered together.
@@ -52,7 +53,6 @@ struct Track {
     states: PodStates,
     observed_at: Option<Instant>,
     in_flight: bool,
-    due: Option<Instant>,
     expectations: Vec<Expectation>,
     recheck: Duration,
     /// Containers whose status is to be read even if their state did not change.
@@ -80,7 +80,7 @@ pub(super) struct Order {
     pub refresh: HashSet<Box<str>>,
     /// Ids that events have named and of which something is awaited.
     pub named: Vec<Box<str>>,
-    /// A list showed another state than what is known, or the last look failed: what there is, only lists tell.
+    /// The audit showed another state than what is known, or the last look failed: what there is, only lists of the pod tell.
     pub in_doubt: bool,
 }
 
@@ -95,6 +95,8 @@ pub(super) struct Outcome {
 #[derive(Debug, Default)]
 pub(super) struct Tracker {
     pods: HashMap<PodUid, Track>,
+    /// When each of them is to be looked at, if it is.
+    due: DueTimes,
     unresolved: HashMap<Box<str>, Unresolved>,
     in_flight: usize,
     /// Pods that their workers are changing, and until when that is a reason to wait.
@@ -147,11 +149,26 @@ impl Tracker {
             track.recheck = RECHECK_MIN;
         }
         track.from_audit = false;
-        track.due_at(match kind {
-            RuntimeEventKind::Exited(_) if !settled => now + EXIT_SETTLES,
-            RuntimeEventKind::Finished(_) if !settled => now + FINISH_SETTLES,
-            _ => now + DEBOUNCE,
-        });
+        let pause = match kind {
+            RuntimeEventKind::Exited(_) if !settled => EXIT_SETTLES,
+            RuntimeEventKind::Finished(_) if !settled => FINISH_SETTLES,
+            _ => DEBOUNCE,
+        };
+        self.due.at(uid, now + pause);
+    }
+
+    /// A container has ended by the runtime's own word, and the CRI's events will say so when its answers agree: theirs brings the
+    /// look, and time does where it does not come.
+    pub(super) fn ends_early(&mut self, uid: &PodUid, id: &str, now: Instant) {
+        let track = self.pods.entry(uid.clone()).or_default();
+        let runs = track.states.get(id) == Some(&PlegState::Running);
+        if runs && !track.expectations.iter().any(|one| &*one.id == id) {
+            let until = now + EXPECT_FOR;
+            track.expectations.push(Expectation { id: id.into(), want: AwaitedState::Ended, until });
+            track.recheck = RECHECK_MIN;
+            track.from_audit = false;
+            self.due.at(uid, until);
+        }
     }
 
     /// A container is known to have ended before the runtime's answers say so. Gives the event, unless it is known.
@@ -221,9 +238,8 @@ impl Tracker {
 
     /// Somebody wants a fresh look; with `tell` the pod's worker hears of it even if nothing changed.
     pub(super) fn request(&mut self, uid: &PodUid, tell: bool, now: Instant) {
-        let track = self.pods.entry(uid.clone()).or_default();
-        track.tell |= tell;
-        track.due_at(now);
+        self.pods.entry(uid.clone()).or_default().tell |= tell;
+        self.due.at(uid, now);
     }
 
     /// A list of everything, begun at `started`; `audit`: events should have told of all that it shows. Gives the pods for which it does not stand: they differ from what
@@ -248,13 +264,13 @@ impl Tracker {
             if track.in_flight {
                 // That look was begun before the list: another one follows it.
                 doubtful.insert(uid.clone());
-                track.due_at(now);
-            } else if track.due.is_some() {
+                self.due.at(uid, now);
+            } else if self.due.contains(uid) {
                 doubtful.insert(uid.clone());
             } else if differs {
                 doubtful.insert(uid.clone());
                 track.from_audit = audit;
-                track.due_at(now);
+                self.due.at(uid, now);
             }
         }
         doubtful
@@ -266,19 +282,16 @@ impl Tracker {
         if room == 0 {
             return Vec::new();
         }
-        let mut due: Vec<(Instant, PodUid)> = self
-            .pods
-            .iter()
-            .filter(|(uid, track)| !track.in_flight && self.busy.get(*uid).is_none_or(|until| *until <= now))
-            .filter_map(|(uid, track)| track.due.filter(|due| *due <= now).map(|due| (due, uid.clone())))
-            .collect();
-        due.sort();
-        due.truncate(room);
+        let due = self.due.by_time().take_while(|(due, _)| *due <= now).map(|(_, uid)| uid);
+        let ready = due
+            .filter(|uid| !self.is_in_flight(uid) && self.busy.get(*uid).is_none_or(|until| *until <= now))
+            .take(room);
+        let ready: Vec<PodUid> = ready.cloned().collect();
         let mut orders = Vec::new();
-        for (_, uid) in due {
+        for uid in ready {
+            self.due.remove(&uid);
             if let Some(track) = self.pods.get_mut(&uid) {
                 track.in_flight = true;
-                track.due = None;
                 track.telling |= std::mem::take(&mut track.tell);
                 self.in_flight += 1;
                 let refresh = std::mem::take(&mut track.refresh);
@@ -293,12 +306,24 @@ impl Tracker {
     /// When there is something to do again. None: only when something comes in.
     pub(super) fn next_due(&self, in_flight_max: usize) -> Option<Instant> {
         let not_before = |due: Instant, from: Option<Instant>| from.map_or(due, |from| due.max(from));
-        let inspections = self.pods.iter().filter(|(_, t)| !t.in_flight && self.in_flight < in_flight_max);
-        let inspections =
-            inspections.filter_map(|(uid, t)| t.due.map(|due| not_before(due, self.busy.get(uid).copied())));
+        let mut inspection: Option<Instant> = None;
+        let has_room = self.in_flight < in_flight_max;
+        let inspections = self.due.by_time().take_while(|_| has_room);
+        for (due, uid) in inspections.filter(|(_, uid)| !self.is_in_flight(uid)) {
+            // Nothing behind it comes earlier.
+            if inspection.is_some_and(|first| first <= due) {
+                break;
+            }
+            let at = not_before(due, self.busy.get(uid).copied());
+            inspection = Some(inspection.map_or(at, |first| first.min(at)));
+        }
         let lookups_from = self.lookups_from();
         let lookups = self.unresolved.values().filter_map(|u| u.due).map(|due| not_before(due, lookups_from));
-        inspections.chain(lookups).min()
+        inspection.into_iter().chain(lookups).min()
+    }
+
+    fn is_in_flight(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).is_some_and(|track| track.in_flight)
     }
 
     /// Result of an inspection that began at `observed_at`; None: it failed, and will be tried again. `states` is what
@@ -319,7 +344,7 @@ impl Tracker {
         let Some((states, answered)) = states else {
             track.failures = track.failures.saturating_add(1);
             let delay = BackOff::new(RETRY_MIN, RETRY_MAX).after(track.failures);
-            track.due_at(now + delay);
+            self.due.at(uid, now + delay);
             return outcome;
         };
         track.failures = 0;
@@ -336,18 +361,12 @@ impl Tracker {
         track.observed_at = Some(observed_at);
         track.expectations.retain(|e| now < e.until && !e.met(&answered));
         if !track.expectations.is_empty() {
-            track.due_at(now + track.recheck);
+            self.due.at(uid, now + track.recheck);
             track.recheck = (track.recheck * 2).min(RECHECK_MAX);
-        } else if track.states.is_empty() && track.due.is_none() {
+        } else if track.states.is_empty() && !self.due.contains(uid) {
             self.pods.remove(uid);
         }
         outcome
-    }
-}
-
-impl Track {
-    fn due_at(&mut self, at: Instant) {
-        self.due = Some(self.due.map_or(at, |due| due.min(at)));
     }
 }
 
@@ -464,6 +483,25 @@ mod tests {
         tracker.take_due(now, 9);
         assert!(tracker.inspected(&u, now, both(&[("c", PlegState::Exited)]), now).events.is_empty());
         assert_eq!(tracker.next_due(9), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_early_word_of_an_end_leaves_the_look_to_the_event_that_follows() {
+        let (mut tracker, u, now) = running();
+        tracker.ends_early(&u, "c", now);
+        assert_eq!(tracker.finished(&u, "c").unwrap().kind, PodLifecycleEventKind::ContainerDied);
+        tracker.ends_early(&u, "c", now + DEBOUNCE);
+        assert_eq!(tracker.next_due(9), Some(now + EXPECT_FOR), "in case that none follows");
+        let now = now + RECHECK_MAX;
+        tracker.event(&u, "c", Event::Exited(Some(0)), true, now);
+        assert_eq!(tracker.next_due(9), Some(now + DEBOUNCE));
+        let now = now + DEBOUNCE;
+        assert_eq!(tracker.take_due(now, 9)[0].named, [Box::from("c")]);
+        assert!(tracker.inspected(&u, now, both(&[("c", PlegState::Exited)]), now).events.is_empty(), "told once");
+        assert_eq!(tracker.next_due(9), None);
+        tracker.ends_early(&u, "c", now);
+        tracker.ends_early(&u, "nobody's", now);
+        assert_eq!(tracker.next_due(9), None, "nothing new in them");
     }
 
     #[tokio::test(start_paused = true)]
@@ -590,6 +628,41 @@ mod tests {
         let first = tracker.pods.iter().find(|(_, t)| t.in_flight).map(|(uid, _)| uid.clone()).unwrap();
         tracker.inspected(&first, now, both(&[]), now);
         assert_eq!(tracker.take_due(now, 2).len(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_turn_goes_through_what_is_due_and_not_through_all_pods() {
+        let (mut tracker, now) = (Tracker::default(), Instant::now());
+        let same = || both(&[("c", PlegState::Running)]);
+        let pods: HashMap<PodUid, PodStates> =
+            (0..1000).map(|n| (uid(&format!("u{n}")), states(&[("c", PlegState::Running)]))).collect();
+        tracker.listed(&pods, now, now, false);
+        let mut looks = 0;
+        loop {
+            let orders = tracker.take_due(now, 16);
+            if orders.is_empty() {
+                break;
+            }
+            for order in orders {
+                tracker.inspected(&order.uid, now, same(), now);
+                looks += 1;
+            }
+        }
+        assert_eq!((looks, tracker.due.by_time().count(), tracker.next_due(16)), (1000, 0, None));
+        let (one, other) = (uid("u7"), uid("u8"));
+        tracker.request(&other, false, now + DEBOUNCE);
+        tracker.event(&one, "c", Event::OutOfMemory, true, now);
+        tracker.request(&one, false, now + DEBOUNCE * 9);
+        assert_eq!(tracker.due.by_time().count(), 2);
+        // The earliest that is free to be looked at, although another's time comes first.
+        tracker.set_busy(HashMap::from([(one.clone(), now + BUSY_MAX)]), now);
+        assert_eq!(tracker.next_due(16), Some(now + DEBOUNCE));
+        let orders = tracker.take_due(now + DEBOUNCE, 16);
+        assert_eq!(orders.iter().map(|order| &order.uid).collect::<Vec<_>>(), [&other]);
+        assert_eq!(tracker.next_due(16), Some(now + BUSY_MAX));
+        tracker.request(&other, false, now);
+        assert_eq!(tracker.next_due(16), Some(now + BUSY_MAX), "and not while it is in flight");
+        assert_eq!(tracker.next_due(1), None, "an answer makes room");
     }
 
     #[tokio::test(start_paused = true)]

@@ -14,6 +14,7 @@ use bulkhead_types::{NodeName, PodUid};
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use tokio::sync::watch;
 
 use super::mirrors::{CopyOf, Mirrors};
@@ -54,8 +55,8 @@ pub fn changes(client: &ApiClient, node: &NodeName) -> BoxStream<'static, Change
 /// A pod as it was seen, sorted out.
 #[derive(Debug)]
 enum WatchedPod {
-    /// To be run here. Last its managedFields as JSON, which the typed copy is without.
-    Pod(PodUid, ApiObject, Box<Pod>, Vec<u8>),
+    /// To be run here. Last its managedFields, which the typed copy is without.
+    Pod(PodUid, ApiObject, Box<Pod>, Option<Vec<ManagedFieldsEntry>>),
     Mirror(FullName, ApiObject),
     /// Not ours, or not a pod that can be worked on.
     Nothing,
@@ -105,7 +106,7 @@ impl Source {
             Change::Applied(pod) => match self.sort_out(pod) {
                 WatchedPod::Pod(uid, object, pod, managed) => {
                     self.parts.hub.set_api(&uid, Some(object));
-                    self.parts.hub.keep_managed_fields(&uid, &managed);
+                    self.parts.hub.keep_managed_fields(&uid, || as_json(managed));
                     self.known.insert(uid);
                     self.parts.sender.upsert(*pod).await
                 }
@@ -155,7 +156,7 @@ impl Source {
             match self.sort_out(pod) {
                 WatchedPod::Pod(uid, object, pod, managed) => {
                     self.parts.hub.set_api(&uid, Some(object));
-                    self.parts.hub.keep_managed_fields(&uid, &managed);
+                    self.parts.hub.keep_managed_fields(&uid, || as_json(managed));
                     known.insert(uid);
                     pods.push(*pod);
                 }
@@ -215,10 +216,14 @@ fn sort_out(pod: Pod, node: &NodeName) -> WatchedPod {
     };
     let object = api_object(&pod);
     if object.mirror_hash.is_empty() && !is_mirror(&pod) {
-        let managed = pod.metadata.managed_fields.as_ref().and_then(|fields| serde_json::to_vec(fields).ok());
-        return WatchedPod::Pod(uid, object, Box::new(compact(&pod)), managed.unwrap_or_default());
+        let (pod, managed) = compact(pod);
+        return WatchedPod::Pod(uid, object, Box::new(pod), managed);
     }
     WatchedPod::Mirror((pod.metadata.namespace.unwrap_or_default(), pod.metadata.name.unwrap_or_default()), object)
+}
+
+fn as_json(managed: Option<Vec<ManagedFieldsEntry>>) -> Option<Vec<u8>> {
+    serde_json::to_vec(&managed?).ok()
 }
 
 fn is_mirror(pod: &Pod) -> bool {
@@ -241,12 +246,11 @@ fn api_object(pod: &Pod) -> ApiObject {
 }
 
 /// The one typed copy that is kept: without what nobody here reads, and without the slack that decoding leaves in its
-/// lists and texts (a clone has none).
-fn compact(pod: &Pod) -> Pod {
-    let mut pod = pod.clone();
-    pod.metadata.managed_fields = None;
+/// lists and texts (a clone has none). Beside it its managedFields.
+fn compact(mut pod: Pod) -> (Pod, Option<Vec<ManagedFieldsEntry>>) {
+    let managed = pod.metadata.managed_fields.take();
     pod.metadata.self_link = None;
-    pod
+    (pod.clone(), managed)
 }
 
 #[cfg(test)]
@@ -381,7 +385,8 @@ mod tests {
             sort_out(pod("m", "a", "n", Some("")), &NodeName::parse("n").unwrap()),
             WatchedPod::Mirror(..)
         ));
-        let compacted = compact(&pod("m", "a", "n", None));
+        let (compacted, managed) = compact(pod("m", "a", "n", None));
         assert!(compacted.metadata.managed_fields.is_none());
+        assert_eq!(as_json(managed).unwrap(), br#"[{"manager":"m"}]"#);
     }
 }

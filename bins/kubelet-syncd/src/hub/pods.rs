@@ -141,10 +141,14 @@ impl PodHub {
         };
     }
 
-    /// Keeps the pod's managedFields as they were when it was first seen (upstream takes none of later changes either).
-    pub fn keep_managed_fields(&self, uid: &PodUid, json: &[u8]) {
-        if !json.is_empty() {
-            self.inner().managed_fields.entry(uid.clone()).or_insert_with(|| json.into());
+    /// Keeps the pod's managedFields as they were when it was first seen (upstream takes none of later changes either). `json` is not
+    /// asked for those of later changes.
+    pub fn keep_managed_fields(&self, uid: &PodUid, json: impl FnOnce() -> Option<Vec<u8>>) {
+        if self.managed_fields(uid).is_some() {
+            return;
+        }
+        if let Some(json) = json() {
+            self.inner().managed_fields.insert(uid.clone(), json.into());
         }
     }
 
@@ -358,6 +362,23 @@ mod tests {
         assert_eq!(seen(&hub), Some(Some("2".to_owned())));
         hub.set_api(&uid("a"), None);
         assert_eq!((seen(&hub), hub.api(&uid("a"))), (Some(None), None));
+    }
+
+    #[test]
+    fn managed_fields_are_made_once_and_kept_as_they_were_first() {
+        let (hub, made) = (PodHub::default(), std::cell::Cell::new(0));
+        let keep = |json: Option<&str>| {
+            hub.keep_managed_fields(&uid("a"), || {
+                made.set(made.get() + 1);
+                json.map(|json| json.as_bytes().to_vec())
+            });
+            hub.managed_fields(&uid("a")).map(|kept| String::from_utf8_lossy(&kept).into_owned())
+        };
+        assert_eq!(keep(None), None);
+        assert_eq!([keep(Some("1")), keep(Some("2"))], [Some("1".to_owned()), Some("1".to_owned())]);
+        assert_eq!(made.get(), 2);
+        hub.drop_managed_fields(&uid("a"));
+        assert_eq!(keep(Some("3")).as_deref(), Some("3"));
     }
 
     #[test]

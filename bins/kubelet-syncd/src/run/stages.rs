@@ -13,7 +13,7 @@ use bulkhead_daemon::{Daemon, RunError};
 use bulkhead_ipc::client::Link;
 use bulkhead_ipc::syncd::NodeImage;
 use bulkhead_types::Process;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -58,6 +58,7 @@ use crate::sync_loop::shutdown::Shutdowns;
 use crate::sync_loop::termination_messages::TerminationMessages;
 use crate::sync_loop::{RuntimeMetrics, RuntimeSide, SyncLoop, SyncLoopParts, image_fs, image_list, node_cgroups};
 use crate::take_down::TakeDowns;
+use crate::volumes::set_up::FILES_ON_THEIR_WAY;
 use kubelet_edges::csi::CsiClient;
 use kubelet_edges::volnetd::{Authority, Volnetd};
 use kubelet_images::ImageMetrics;
@@ -347,6 +348,7 @@ impl Loops {
             allocatable_memory: machine.resources.allocatable_memory(),
             started: start.started,
             volnetd: connections.volnetd.clone(),
+            files_on_their_way: Semaphore::new(FILES_ON_THEIR_WAY),
             volume_manager: volume_manager.clone(),
             objects: server.objects,
             mirror_pods: mirror_pods.clone(),

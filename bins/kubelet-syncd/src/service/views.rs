@@ -193,7 +193,7 @@ mod tests {
         for uid in ["a", "s"] {
             let uid = bulkhead_types::PodUid::parse(uid).unwrap();
             hub.modify(&uid, |state| state.status_json = br#"{"phase":"Running"}"#.to_vec());
-            hub.keep_managed_fields(&uid, br#"[{"manager":"m"}]"#);
+            hub.keep_managed_fields(&uid, || Some(br#"[{"manager":"m"}]"#.to_vec()));
         }
         let pods = vec![pod("a", "api", 600 << 10), pod("s", "file", 0), pod("t", "http", PIECE_BYTES)];
         let shown = collect(pods, hub).await;

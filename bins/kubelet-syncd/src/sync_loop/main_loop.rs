@@ -36,6 +36,8 @@ use kubelet_runtime::status::pod_status::seconds_to_deadline;
 
 /// Changes of the pod set are gathered for so long before the QoS cgroups follow.
 const QOS_DEBOUNCE: Duration = Duration::from_millis(200);
+/// Between two counts of all pods for the gauges: a burst of events does not count each time.
+const COUNT_PAUSE: Duration = Duration::from_millis(250);
 /// The loop turns at least this often, so that its age says something.
 const HEARTBEAT: Duration = Duration::from_secs(20);
 
@@ -83,6 +85,9 @@ pub struct SyncLoop {
     pub(super) housekeeping: Housekeeping,
     began: Instant,
     qos_at: Option<Instant>,
+    /// When the gauges of pods are counted next, where something has changed, and when they were.
+    count_at: Option<Instant>,
+    counted: Instant,
 }
 
 impl SyncLoop {
@@ -115,6 +120,8 @@ impl SyncLoop {
             housekeeping: Housekeeping::new(now),
             began: now,
             qos_at: None,
+            count_at: None,
+            counted: now,
         }
     }
 
@@ -132,6 +139,7 @@ impl SyncLoop {
             self.node.loop_monitor.turned();
             let due = [
                 self.qos_at,
+                self.count_at,
                 self.queue.next(),
                 self.admission_queue.next(),
                 self.resizes.next(),
@@ -149,7 +157,7 @@ impl SyncLoop {
                     None => break,
                 },
                 update = self.updates.recv() => match update {
-                    Some(update) => self.on_update(update),
+                    Some(update) => self.on_updates(update),
                     None => break,
                 },
                 Ok(()) = self.shutdowns.preparing.changed() => self.on_shutdown(),
@@ -172,6 +180,15 @@ impl SyncLoop {
         // Work in progress is dropped with its task; the next start takes up from what the runtime and the disk say.
         for cancel in self.tasks.values() {
             cancel.cancel();
+        }
+    }
+
+    /// All updates that wait are one turn, and what they grant is written once. They are as many as the channel holds: nobody sends
+    /// before this turn has ended.
+    fn on_updates(&mut self, first: PodUpdate) {
+        self.on_update(first);
+        while let Ok(update) = self.updates.try_recv() {
+            self.on_update(update);
         }
     }
 
@@ -200,7 +217,7 @@ impl SyncLoop {
             PodOp::Remove => self.retry_resizes(Trigger::PodsRemoved, now),
             PodOp::Update | PodOp::Delete | PodOp::Reconcile | PodOp::Again => {}
         }
-        self.count();
+        self.count_soon();
     }
 
     /// A pod that a source has begun to name.
@@ -384,7 +401,7 @@ impl SyncLoop {
                 tokio::spawn(async move { container_gc::collect_died(&node, &uid, &event.id, everything).await });
             }
         }
-        self.count();
+        self.count_soon();
     }
 
     /// Results of probes have changed.
@@ -541,6 +558,11 @@ impl SyncLoop {
             let node = self.node.clone();
             tokio::spawn(async move { node_cgroups::set_qos(&node, &pods).await });
         }
+        if self.count_at.is_some_and(|at| at <= now) {
+            self.count_at = None;
+            self.counted = now;
+            self.count();
+        }
         self.turn_shutdown(now);
         self.run_housekeeping(now);
     }
@@ -585,6 +607,11 @@ impl SyncLoop {
         let Some(lifecycle) = self.workers.lifecycle(uid) else { return };
         let waits_for = self.workers.waits_for(uid).cloned();
         view::lifecycle(&self.node, uid, lifecycle, waits_for.as_ref());
+    }
+
+    /// Something that the gauges of pods show has changed: at once where they were not counted a moment ago.
+    fn count_soon(&mut self) {
+        self.count_at.get_or_insert(self.counted + COUNT_PAUSE);
     }
 
     pub(super) fn count(&self) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bulkhead_config::NodeConfig;
 use bulkhead_types::PodUid;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
 use super::events::Reporter;
@@ -41,6 +41,8 @@ pub struct NodeContext {
     pub started: Instant,
 
     pub volnetd: Volnetd,
+    /// A place for each volume whose files are on their way to volnetd.
+    pub files_on_their_way: Semaphore,
     /// Claims and volumes of CSI drivers.
     pub volume_manager: Arc<VolumeManager>,
     /// What pods name on the API server.

@@ -149,8 +149,8 @@ impl PodSyncer {
     }
 
     fn maker<'a>(&'a self, pod: &'a Pod, facts: &'a NodeFacts, objects: &'a NamedObjects) -> Maker<'a, Volnetd> {
-        let (verbs, context, uid) = (&self.node.volnetd, &self.context, &self.uid);
-        Maker { verbs, context, uid, pod, facts, objects }
+        let (verbs, places) = (&self.node.volnetd, &self.node.files_on_their_way);
+        Maker { verbs, context: &self.context, uid: &self.uid, pod, facts, objects, places }
     }
 
     /// Says what is missing, where that is news, and when to try again.

@@ -212,7 +212,8 @@ impl RuntimeSide {
     ) -> Result<(), String> {
         let grace = i64::try_from(grace).unwrap_or(i64::MAX);
         let take_down = TakeDown::new(self.take_downs.clone(), runtime.running().count(), hurried, about);
-        let kill = self.manager.kill_pod(pod.map(|p| &**p), runtime, Some(grace));
+        let held = take_down.held_back();
+        let kill = self.manager.kill_pod_in_turn(pod.map(|p| &**p), runtime, Some(grace), &held);
         match with_take_down(take_down, kill).await.error_text() {
             None => Ok(()),
             Some(text) => Err(text),

@@ -2,31 +2,35 @@
 //!
 //! A runtime that ends a hundred pods at once ends none of them for seconds; a few at a time are gone one after the other, and the
 //! last not later. A container that uses its grace period costs the runtime nothing, so its pod gives the slot back meanwhile and
-//! takes one again, before pods that have not been signalled, when it has ended. A grace period counts from the signal; how long a
-//! signal may be held back is bounded, and a pod that has to go in a hurry (eviction, preemption, a shutdown of the machine, a grace
-//! period that was shortened) is signalled at once.
+//! takes one again, before pods that have not been signalled, when it has ended. A grace period counts from the signal; a signal that
+//! was held back for long enough waits for no slot any more, only for those of other pods of which the same is so, which go out at a
+//! bounded rate; and a pod that has to go in a hurry (eviction, preemption, a shutdown of the machine, a grace period that was
+//! shortened) is signalled at once.
 
 mod line;
+mod overdue;
 mod progress;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bulkhead_types::ContainerId;
+use kubelet_runtime::runtime::grace_clock::HeldBack;
 use kubelet_runtime::stages;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use self::line::{Line, Place};
+use self::overdue::Overdue;
 use self::progress::{Stop, needs_slot};
 
 /// A container that runs for so long after its signal uses its grace period. What ends at once has ended by then, also on a
 /// machine that does nothing else but take down.
 pub const RUNS_ON: Duration = Duration::from_millis(300);
-/// For so long a signal is held back at most, counted from the first one of the pod that was wanted. Pods as many as a node has by
-/// default (110), all of which use their grace periods, are signalled before it on two processors.
+/// For so long a signal waits for a slot alone, counted from the first one of the pod that was wanted. Pods as many as a node has by
+/// default (110), all of which use their grace periods, are signalled before it on two processors. After it pods are signalled beside
+/// the slots as well, one in each [`RUNS_ON`] for each slot: as many as the slots let through where every pod uses its grace period.
 pub const HELD_MAX: Duration = Duration::from_secs(10);
 /// A call that takes longer than this blocks nobody else.
 pub const HOLD: Duration = Duration::from_secs(20);
@@ -35,6 +39,7 @@ pub const HOLD: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone)]
 pub struct TakeDowns {
     line: Arc<Mutex<Line<oneshot::Sender<Slot>>>>,
+    overdue: Arc<Overdue>,
 }
 
 /// A turn; dropping it gives it to the next in line.
@@ -54,7 +59,8 @@ impl Drop for Slot {
 
 impl TakeDowns {
     pub fn new(slots: usize) -> Self {
-        TakeDowns { line: Arc::new(Mutex::new(Line::new(slots))) }
+        let every = RUNS_ON / u32::try_from(slots).unwrap_or(u32::MAX).max(1);
+        TakeDowns { line: Arc::new(Mutex::new(Line::new(slots))), overdue: Arc::new(Overdue::new(every)) }
     }
 
     fn line(&self) -> MutexGuard<'_, Line<oneshot::Sender<Slot>>> {
@@ -94,6 +100,12 @@ impl TakeDowns {
         };
         // The line is never dropped while somebody waits in it; were it, take-downs would go unbounded rather than stop.
         stages::waiting(turn).await.unwrap_or(Slot { from: None })
+    }
+
+    /// Waits until a signal that may go out at that time does so without a slot.
+    async fn overdue(&self, from: Instant) {
+        tokio::time::sleep_until(from).await;
+        self.overdue.turn().await;
     }
 
     /// Stops a sandbox that is not part of a take-down: one of which nothing runs any more.
@@ -139,6 +151,7 @@ struct Inner {
     hurried: bool,
     /// Who waits for the pod's slot, on behalf of all its containers.
     gate: tokio::sync::Mutex<()>,
+    held: HeldBack,
     state: Mutex<State>,
 }
 
@@ -149,8 +162,10 @@ struct State {
     left: usize,
     stops: HashMap<ContainerId, Stop>,
     place: Place,
-    /// From then on no signal waits.
+    /// From then on its signals may go out without a slot.
     signal_by: Option<Instant>,
+    /// They do.
+    is_overdue: bool,
 }
 
 impl std::fmt::Debug for TakeDown {
@@ -169,9 +184,15 @@ impl TakeDown {
             stops: HashMap::new(),
             place: Place::Back,
             signal_by: None,
+            is_overdue: false,
         };
-        let inner = Inner { slots, pod, hurried, gate: tokio::sync::Mutex::default(), state: Mutex::new(state) };
-        TakeDown { inner: Arc::new(inner) }
+        let (gate, held, state) = (tokio::sync::Mutex::default(), HeldBack::default(), Mutex::new(state));
+        TakeDown { inner: Arc::new(Inner { slots, pod, hurried, gate, held, state }) }
+    }
+
+    /// For how long its signals are held back: no part of a grace period.
+    pub fn held_back(&self) -> HeldBack {
+        self.inner.held.clone()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -241,37 +262,38 @@ impl TakeDown {
         drop(given_back);
     }
 
+    /// Waits until the pod has a slot, or may be signalled without one. On behalf of all its containers one waits, and those behind
+    /// it find what it got.
     async fn turn_to_signal(&self) {
         if self.inner.hurried {
             return;
         }
+        let _held = self.inner.held.begin();
         let signal_by = *self.state().signal_by.get_or_insert_with(|| Instant::now() + HELD_MAX);
-        let waits = AtomicBool::new(false);
-        let taken = tokio::time::timeout_at(signal_by, self.take(&waits)).await;
-        if waits.load(Ordering::Relaxed) {
-            self.inner.pod.held_back(false);
-        }
-        if taken.is_err() {
-            tracing::debug!(after_seconds = HELD_MAX.as_secs(), "a pod's end was held back for long enough");
-        }
-    }
-
-    /// Gets the pod a slot, unless it has one; `waits` becomes true if it has to be waited for.
-    async fn take(&self, waits: &AtomicBool) {
         let _gate = self.inner.gate.lock().await;
         if self.state().slot.is_some() {
             return;
         }
-        let slot = match self.inner.slots.take() {
-            Some(slot) => slot,
-            None => {
-                waits.store(true, Ordering::Relaxed);
-                self.inner.pod.held_back(true);
-                let place = self.state().place;
-                self.inner.slots.acquire(place).await
-            }
+        let free = self.inner.slots.take();
+        // One turn is enough for all of a pod's signals.
+        if free.is_some() || self.state().is_overdue {
+            self.state().slot = free;
+            return;
+        }
+        self.inner.pod.held_back(true);
+        let place = self.state().place;
+        let taken = tokio::select! {
+            biased;
+            slot = self.inner.slots.acquire(place) => Some(slot),
+            () = self.inner.slots.overdue(signal_by) => None,
         };
-        self.state().slot = Some(slot);
+        self.inner.pod.held_back(false);
+        if taken.is_none() {
+            tracing::debug!(after_seconds = HELD_MAX.as_secs(), "a pod's end was held back for long enough");
+        }
+        let mut state = self.state();
+        state.is_overdue = taken.is_none();
+        state.slot = taken;
     }
 }
 

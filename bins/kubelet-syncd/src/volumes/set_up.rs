@@ -9,6 +9,7 @@ use bulkhead_ipc::volnetd as api;
 use bulkhead_types::PodUid;
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::Semaphore;
 
 use super::content::Content;
 use super::plan::{VolumeKind, VolumePlan};
@@ -17,6 +18,10 @@ use kubelet_edges::volnetd::{Volnetd, VolnetdError};
 use kubelet_model::node_facts::NodeFacts;
 use kubelet_model::objects::named_objects::{NamedObjects, ObjectReferences};
 use kubelet_runtime::runtime::container_config::{MountedVolume, MountedVolumes};
+
+/// Volumes whose files are rendered or on their way to volnetd at a time, of all pods: each may be 16 MiB, twice. Volnetd writes as
+/// many at a time, and one connection of its broker is open for each.
+pub const FILES_ON_THEIR_WAY: usize = 8;
 
 /// The verbs of volnetd that make volumes.
 pub trait VolumeVerbs: Sync {
@@ -145,6 +150,8 @@ pub struct Maker<'a, V> {
     pub facts: &'a NodeFacts,
     /// At least what [`wanted`] names.
     pub objects: &'a NamedObjects,
+    /// Of all pods: [`FILES_ON_THEIR_WAY`]. Nothing is awaited with a place but volnetd.
+    pub places: &'a Semaphore,
 }
 
 impl<V: VolumeVerbs> Maker<'_, V> {
@@ -160,24 +167,21 @@ impl<V: VolumeVerbs> Maker<'_, V> {
     /// Puts the files of volumes that are set up already where they are others than `known` says, and notes them there.
     /// A volume that fails keeps the files that it has.
     pub async fn refresh(&self, plans: &[VolumePlan], known: &mut ContentHashes) -> Vec<VolumeError> {
-        let mut errors = Vec::new();
-        let mut changed = Vec::new();
-        for (plan, content) in contents(plans) {
-            match self.files(plan, content) {
-                Ok(rendered) if known.get(plan.name.as_str()) == Some(&rendered.hash) => {}
-                Ok(rendered) => changed.push((plan, rendered)),
-                Err(error) => errors.push(error),
+        let shown = &*known;
+        let looks = contents(plans).map(|(plan, content)| async move {
+            let _place = self.places.acquire().await;
+            let rendered = self.files(plan, content)?;
+            if shown.get(plan.name.as_str()) == Some(&rendered.hash) {
+                return Ok(None);
             }
-        }
-        let puts = changed.into_iter().map(|(plan, rendered)| async move {
-            let put = self.put(plan, &rendered).await;
-            (plan, put.map(|()| rendered.hash))
+            self.put(plan, &rendered).await?;
+            Ok::<_, VolumeError>(Some((plan.name.to_string(), rendered.hash)))
         });
-        for (plan, put) in join_all(puts).await {
+        let puts = join_all(looks).await;
+        let mut errors = Vec::new();
+        for put in puts {
             match put {
-                Ok(hash) => {
-                    known.insert(plan.name.to_string(), hash);
-                }
+                Ok(put) => known.extend(put),
                 Err(error) => errors.push(error),
             }
         }
@@ -210,6 +214,7 @@ impl<V: VolumeVerbs> Maker<'_, V> {
                 Ok(made(reply, None))
             }
             VolumeKind::Content(content) => {
+                let _place = self.places.acquire().await;
                 // What cannot be filled is not made.
                 let rendered = self.files(plan, content)?;
                 let request = api::SetUpContentRequest {

@@ -15,6 +15,8 @@ use kubelet_runtime::runtime::container_config::VolumeRoot;
 struct Verbs {
     asked: Mutex<Vec<String>>,
     fails: Mutex<Option<(&'static str, tonic::Code)>>,
+    /// Files on their way: now, and most at a time.
+    busy: Mutex<(usize, usize)>,
 }
 
 impl Verbs {
@@ -80,6 +82,13 @@ impl VolumeVerbs for Verbs {
     }
 
     async fn put_content(&self, r: api::PutContent, content: &[u8]) -> Result<(), VolnetdError> {
+        {
+            let mut busy = self.busy.lock().unwrap();
+            busy.0 += 1;
+            busy.1 = busy.1.max(busy.0);
+        }
+        tokio::task::yield_now().await;
+        self.busy.lock().unwrap().0 -= 1;
         let content = <api::VolumeContent as prost::Message>::decode(content).unwrap();
         let files: Vec<String> =
             content.files.iter().map(|f| format!("{}={}", f.path, String::from_utf8_lossy(&f.data))).collect();
@@ -120,10 +129,12 @@ struct World {
     verbs: Verbs,
     objects: FakeObjects,
     facts: NodeFacts,
+    places: Semaphore,
 }
 
 fn world() -> World {
-    World { verbs: Verbs::default(), objects: objects(), facts: NodeFacts::new(HostFacts::default()) }
+    let (facts, places) = (NodeFacts::new(HostFacts::default()), Semaphore::new(FILES_ON_THEIR_WAY));
+    World { verbs: Verbs::default(), objects: objects(), facts, places }
 }
 
 impl World {
@@ -131,8 +142,8 @@ impl World {
         let plans = super::super::plan(pod, 1 << 20);
         let named = fetch(&self.objects, "ns", wanted(&plans)).await;
         let (context, uid) = (CallContext::new(), uid());
-        let maker =
-            Maker { verbs: &self.verbs, context: &context, uid: &uid, pod, facts: &self.facts, objects: &named };
+        let (verbs, facts, places) = (&self.verbs, &self.facts, &self.places);
+        let maker = Maker { verbs, context: &context, uid: &uid, pod, facts, objects: &named, places };
         what(maker, plans).await
     }
 
@@ -183,6 +194,34 @@ async fn everything_once_and_afterwards_only_what_has_changed() {
     assert_eq!(w.verbs.take(), expected);
     assert!(w.refresh(&pod, &mut known).await.is_empty());
     assert!(w.verbs.take().is_empty());
+}
+
+/// The files of all volumes of all pods at once would be gigabytes, and more connections than volnetd's broker has a backlog for.
+#[tokio::test]
+async fn few_files_are_on_their_way_at_a_time() {
+    let w = world();
+    let names: Vec<String> = (0..5 * FILES_ON_THEIR_WAY).map(|index| format!("v{index}")).collect();
+    let mut pod = pod();
+    let spec = pod.spec.as_mut().unwrap();
+    spec.volumes = serde_json::from_value(
+        names.iter().map(|name| serde_json::json!({"name": name, "configMap": {"name": "cm"}})).collect(),
+    )
+    .unwrap();
+    let mount = |name: &String| serde_json::json!({"name": name, "mountPath": format!("/{name}")});
+    spec.containers[0].volume_mounts = serde_json::from_value(names.iter().map(mount).collect()).unwrap();
+    let outcomes = w.set_up(&pod).await;
+    assert!(errors(&outcomes).is_empty());
+    assert_eq!(w.verbs.busy.lock().unwrap().1, FILES_ON_THEIR_WAY);
+
+    w.objects.put_config_map("cm", &[("k", "new")]);
+    *w.verbs.busy.lock().unwrap() = (0, 0);
+    let mut known = hashes(&outcomes);
+    assert!(w.refresh(&pod, &mut known).await.is_empty());
+    assert_eq!(w.verbs.busy.lock().unwrap().1, FILES_ON_THEIR_WAY);
+    assert_eq!(
+        w.verbs.take().iter().filter(|call| call.starts_with("put") && call.contains("k=new")).count(),
+        names.len()
+    );
 }
 
 #[tokio::test]

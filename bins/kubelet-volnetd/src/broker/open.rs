@@ -13,7 +13,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::client_pair::ClientPairError;
-use crate::agent_sockets::{AgentSocketError, KEPT_DEVICE_PLUGINS};
+use crate::agent_sockets::{self, AgentSocketError};
 use crate::files::{FileError, rotation};
 use crate::kubeconfig::KubeconfigError;
 use crate::node::{Node, Settings};
@@ -109,9 +109,9 @@ pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerEr
         Kind::PluginSocket(socket) => super::plugin_socket::connect(node, &socket),
         Kind::RegistryConfig(config) => super::credential::registry_config(node, config.index),
         Kind::Listener(listener) if listener.kind() == wire::listener::Kind::DevicePlugins => {
-            let keep = |fd: &OwnedFd| bulkhead_daemon::kept::keep(KEPT_DEVICE_PLUGINS, fd.as_fd());
-            let root_dir = &node.settings.paths.root_dir;
-            Ok(node.device_plugins.take(root_dir, root_dir, keep)?)
+            let Settings { paths, start_id, .. } = &node.settings;
+            let keep = |fd: &OwnedFd| bulkhead_daemon::kept::keep(&agent_sockets::kept_name(start_id), fd.as_fd());
+            Ok(node.device_plugins.take(&paths.root_dir, &paths.root_dir, keep)?)
         }
         kind @ (Kind::NodeLog(_)
         | Kind::EnvFile(_)

@@ -47,15 +47,29 @@ impl Action {
     }
 }
 
-/// Removes what belongs to pods that are not in `known`, telling each step. A pod that another verb works on is kept.
-pub async fn prune(node: &Arc<Node>, known: Arc<HashSet<PodUid>>, mut tell: impl FnMut(Step)) -> Result<(), Status> {
+/// Removes what belongs to pods that are not in `known`, telling each step. A pod that another verb works on is kept. No further pod is
+/// begun with once `is_asked` says no: who has asked keeps new pods from being made only for as long as it waits, and a pod that is
+/// made then is not among the known.
+///
+/// # Errors
+/// What is there cannot be listed.
+pub async fn prune(
+    node: &Arc<Node>,
+    known: Arc<HashSet<PodUid>>,
+    is_asked: impl Fn() -> bool + Clone + Send + 'static,
+    mut tell: impl FnMut(Step),
+) -> Result<(), Status> {
     // Processes first: what is left running in a cgroup may hold a mount.
-    let of = known.clone();
-    let steps = on_the_pool(node, move |node| Ok::<_, VolumeError>(cgroups(node, &of))).await?;
+    let (of, goes_on) = (known.clone(), is_asked.clone());
+    let steps = on_the_pool(node, move |node| Ok::<_, VolumeError>(cgroups(node, &of, goes_on))).await?;
     steps.into_iter().for_each(&mut tell);
     for pod in on_the_pool(node, list::pods_on_disk).await? {
         if known.contains(&pod) {
             continue;
+        }
+        if !is_asked() {
+            tracing::info!("nobody waits for the removal of leftovers any more: it ends");
+            return Ok(());
         }
         let path = node.settings.paths.pod(&pod).display().to_string();
         let step = |action, what: String, error| Step { action, pod: pod.clone(), what, error };
@@ -86,7 +100,7 @@ pub async fn prune(node: &Arc<Node>, known: Arc<HashSet<PodUid>>, mut tell: impl
 }
 
 /// Cgroups of pods that nobody desires.
-fn cgroups(node: &Node, known: &HashSet<PodUid>) -> Vec<Step> {
+fn cgroups(node: &Node, known: &HashSet<PodUid>, is_asked: impl Fn() -> bool) -> Vec<Step> {
     let found = node.cgroups.list().unwrap_or_else(|error| {
         tracing::warn!(error = chain(&error), "the pods' cgroups cannot be listed, pruning directories alone");
         Vec::new()
@@ -95,6 +109,9 @@ fn cgroups(node: &Node, known: &HashSet<PodUid>) -> Vec<Step> {
     for found in found {
         if known.contains(&found.pod) {
             continue;
+        }
+        if !is_asked() {
+            break;
         }
         let what = found.path.to_string();
         let step = |action, error| Step { action, pod: found.pod.clone(), what, error };

@@ -237,11 +237,13 @@ impl Volumes for Verbs {
         self.guard(request.guard.as_ref())?;
         let (sender, receiver) = mpsc::channel(STREAM_BUFFER);
         let node = self.node.clone();
-        // The work goes on when the reader goes away: what is begun is better finished.
+        // The pod that it is at is finished when the reader goes away: what is begun is better finished.
         tokio::spawn(async move {
             let tell = sender.clone();
+            let reader = sender.clone();
+            let is_asked = move || !reader.is_closed();
             let (mut cleaned, mut not_cleaned) = (0, 0);
-            let result = prune::prune(&node, known.into(), |step| {
+            let result = prune::prune(&node, known.into(), is_asked, |step| {
                 match step.action {
                     Action::RemovedDirectory => cleaned += 1,
                     Action::Kept => not_cleaned += 1,

@@ -71,6 +71,7 @@ fn settings(dir: &Path, cgroup_root: &CgroupPath) -> Settings {
         named_root_dir: dir.join("named-root"),
         container_links_dir: dir.join("links"),
         node_name: NodeName::parse(NODE).unwrap(),
+        start_id: String::new(),
         node_logs_dir: dir.join("var-log"),
         runtime_endpoint: Some(dir.join("runtime/containerd.sock")),
         image_endpoint: None,

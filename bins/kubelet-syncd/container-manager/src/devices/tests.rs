@@ -296,6 +296,8 @@ fn what_is_left_of_a_plugin_that_goes() {
         (&[Come, Go, Come], Some((0, 0)), false, unregistered),
         (&[Come, Tell, Go], Some((1, 0)), true, ill),
         (&[Come, Tell, Go, Come], Some((1, 0)), true, ill),
+        // It registers anew: until it tells its devices, they are those that are known.
+        (&[Come, Tell, Come], Some((1, 1)), true, ""),
         (&[Come, Tell, GoForGood], Some((0, 0)), false, ""),
         (&[Come, Tell, GoForGood, Come], Some((0, 0)), false, unregistered),
         (&[Come, Go, Come, Tell, Go], Some((1, 0)), true, ill),

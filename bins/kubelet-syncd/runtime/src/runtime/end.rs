@@ -8,8 +8,8 @@ use std::time::Duration;
 use bulkhead_types::ContainerId;
 use k8s_openapi::api::core::v1::{Container, ContainerPort, LifecycleHandler, Pod};
 use tokio::sync::watch;
-use tokio::time::Instant;
 
+use super::grace_clock::{GraceClock, HeldBack};
 use super::kill::with_floor;
 use super::ports::{HostFiles, Images};
 use super::result::ActionError;
@@ -46,20 +46,30 @@ pub(super) struct Ending<'a> {
 pub(super) struct Turns {
     before: BTreeMap<String, BTreeSet<String>>,
     ended: watch::Sender<BTreeSet<String>>,
+    held: HeldBack,
 }
 
 impl Turns {
-    /// `before`: from [`super::kill::predecessors`].
-    pub(super) fn new(before: BTreeMap<String, BTreeSet<String>>) -> Self {
-        Turns { before, ended: watch::Sender::new(BTreeSet::new()) }
+    /// `before`: from [`super::kill::predecessors`]. `held`: for how long the pod's signals are held back.
+    pub(super) fn new(before: BTreeMap<String, BTreeSet<String>>, held: &HeldBack) -> Self {
+        Turns { before, ended: watch::Sender::new(BTreeSet::new()), held: held.clone() }
+    }
+
+    /// Counts the grace period of a container. That of one that waits for others stands while their signals are held back: else it
+    /// would be over before they were asked to end. (Of one that waits for nobody it is only its hook's time, which it has had.)
+    fn clock(&self, name: &str) -> GraceClock {
+        if self.before.contains_key(name) { self.held.clock() } else { HeldBack::default().clock() }
     }
 
     /// Waits until all that have to end first have ended, at most for the grace period.
-    async fn wait(&self, name: &str, grace: i64) {
+    async fn wait(&self, name: &str, grace: i64, clock: &GraceClock) {
         let Some(before) = self.before.get(name) else { return };
         let mut ended = self.ended.subscribe();
-        // The sender lives in self, so waiting only ends by success or by the limit.
-        let _ = tokio::time::timeout(seconds(grace), ended.wait_for(|ended| before.is_subset(ended))).await;
+        let turn = async {
+            // The sender lives in self, so this only ends by success.
+            let _ = ended.wait_for(|ended| before.is_subset(ended)).await;
+        };
+        clock.within(seconds(grace), turn).await;
     }
 
     fn done(&self, name: &str) {
@@ -74,8 +84,8 @@ fn seconds(grace: i64) -> Duration {
 }
 
 /// What is left of a grace period: whole seconds that were waited are gone from it, parts of one are not.
-fn less(grace: i64, begun: Instant) -> i64 {
-    grace.saturating_sub(i64::try_from(begun.elapsed().as_secs()).unwrap_or(i64::MAX))
+fn less(grace: i64, spent: Duration) -> i64 {
+    grace.saturating_sub(i64::try_from(spent.as_secs()).unwrap_or(i64::MAX))
 }
 
 /// The container's own preStop hook.
@@ -99,16 +109,17 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         let message = if ending.message.is_empty() { &usual } else { ending.message };
         // With the id in it, no two events would be alike and none could be counted.
         self.say_end(&ending, EventType::Normal, "Killing", &message.replace(id.as_str(), name));
+        let clock = || turns.map_or_else(|| HeldBack::default().clock(), |turns| turns.clock(name));
         let mut grace = ending.grace;
         if let Some(pre_stop) = ending.pre_stop.as_ref().filter(|_| grace > 0) {
-            let begun = Instant::now();
+            let clock = clock();
             self.run_pre_stop(&ending, pre_stop, grace).await;
-            grace = less(grace, begun);
+            grace = less(grace, clock.spent());
         }
         if let Some(turns) = turns.filter(|_| grace > 0) {
-            let begun = Instant::now();
-            turns.wait(name, grace).await;
-            grace = less(grace, begun);
+            let clock = turns.clock(name);
+            turns.wait(name, grace, &clock).await;
+            grace = less(grace, clock.spent());
         }
         match self.api.stop_container(id, with_floor(grace)).await {
             Err(error) if !error.is_not_found() => {

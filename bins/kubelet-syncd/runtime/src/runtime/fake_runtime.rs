@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::backoff::{CrashLoopBackOff, NoStore};
 use super::container_config::{MountedVolume, MountedVolumes};
+use super::grace_clock::HeldBack;
 use super::hosts::EtcHosts;
 use super::image_volumes::Counted;
 use super::ports::{HostFiles, HostFilesError, ImageFailure, ImageRequest, Images, LogDirectory, ResolvedImage};
@@ -45,6 +46,8 @@ pub struct Log {
     pub annotations: BTreeMap<String, String>,
     /// Cancelled by the call of that line: the pod's end is asked for meanwhile.
     pub cancel_at: Option<(&'static str, CancellationToken)>,
+    /// The signal of container `a` is held back for so long, and it ends so long after it.
+    pub held: Option<(HeldBack, [Duration; 2])>,
 }
 
 #[derive(Clone, Default, Debug)]
@@ -128,6 +131,15 @@ impl RuntimeService for Fake {
         if container.as_str() == "a-id" {
             tokio::task::yield_now().await;
             tokio::task::yield_now().await;
+            let held = self.log().held.clone();
+            if let Some((held, [waits, ends_after])) = held {
+                let waiting = held.begin();
+                tokio::time::sleep(waits).await;
+                drop(waiting);
+                self.call(format!("StopContainer {container} {grace}"))?;
+                tokio::time::sleep(ends_after).await;
+                return Ok(());
+            }
         }
         self.call(format!("StopContainer {container} {grace}"))
     }

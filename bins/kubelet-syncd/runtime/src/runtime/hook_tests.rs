@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::time::{Instant, timeout};
 
 use super::fake_runtime::{World, world};
+use super::grace_clock::HeldBack;
 use kubelet_model::fixtures::{container_status, pod, sandbox_status, uid};
 use kubelet_model::pod::model::{RunState, RuntimePod, SandboxState};
 use kubelet_model::pod::spec::PodIdentity;
@@ -174,6 +175,45 @@ async fn sidecars_begin_their_hooks_at_once_and_stop_last() {
     assert_eq!(calls[..2], ["ExecSync side-id sleep 3", "ExecSync a-id sleep 7"]);
     assert_eq!(calls[2..], ["StopContainer a-id 13", "StopContainer side-id 13"]);
     assert_eq!(took, 7);
+}
+
+/// A pod whose container is held back for 6 s and ends so many seconds after its signal, with 5 s of grace.
+#[tokio::test(start_paused = true)]
+async fn a_sidecar_waits_from_the_first_signal_of_its_pod_on() {
+    let none = serde_json::json!({});
+    let hook = serde_json::json!({"preStop": {"sleep": {"seconds": 3}}});
+    let late_hook = serde_json::json!({"preStop": {"sleep": {"seconds": 9}}});
+    for (lifecycle, ends_after, left, signal) in [
+        (&none, 2, 3, 8),
+        // It is waited for until the grace period is over, and no longer.
+        (&none, 60, 2, 11),
+        // A hook that runs meanwhile takes nothing of it.
+        (&hook, 2, 3, 8),
+        // Nor does one that is cut off after the time of a grace period.
+        (&late_hook, 60, 2, 11),
+    ] {
+        let w = world();
+        let p = pod(serde_json::json!({
+            "initContainers": [{"name": "side", "image": "i", "restartPolicy": "Always", "lifecycle": lifecycle}],
+            "containers": [{"name": "a", "image": "i"}]}));
+        let held = HeldBack::default();
+        w.fake.log().held = Some((held.clone(), [6, ends_after].map(Duration::from_secs)));
+        let begun = Instant::now();
+        let status = running(&["side", "a"]);
+        let kill = w.manager.kill_pod_in_turn(Some(&p), &status, Some(5), &held);
+        tokio::pin!(kill);
+        let mut signals = Vec::new();
+        loop {
+            let is_over = timeout(Duration::from_millis(100), &mut kill).await.is_ok();
+            signals.extend(w.fake.cri().into_iter().map(|call| (call, begun.elapsed().as_secs())));
+            if is_over {
+                break;
+            }
+        }
+        signals.retain(|(call, _)| call.starts_with("StopContainer"));
+        let of_sidecar = (format!("StopContainer side-id {left}"), signal);
+        assert_eq!(signals, [("StopContainer a-id 5".to_owned(), 6), of_sidecar], "{lifecycle}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -11,6 +11,7 @@
 //! | [`resize`] | how running containers and their pod get the size that they were granted |
 //! | [`backoff`] | how long a crashed container waits |
 //! | [`kill`], [`gc`] | grace periods and order of stopping; which dead containers and sandboxes go |
+//! | [`grace_clock`] | which time is part of a grace period |
 //! | [`post_start_gate`] | which instance is shown while a postStart hook runs |
 //! | [`sync`], `start`, `stop`, `end` | the executor: does it, in order, over [`ports`] |
 //! | [`result`] | what came of it: requeue time, error text, waiting reasons |
@@ -18,7 +19,8 @@
 //! Entry points:
 //! * [`sync::RuntimeManager::sync_pod`] with a status newer than the end of the pod's last sync, and a
 //!   [`sync::SyncContext`]; its result goes to [`crate::status::reason_cache::ReasonCache`].
-//! * [`sync::RuntimeManager::kill_pod`], with the pod or, for an orphan, without.
+//! * [`sync::RuntimeManager::kill_pod`], with the pod or, for an orphan, without; [`sync::RuntimeManager::kill_pod_in_turn`] where its
+//!   signals may be held back.
 //! * [`sync::RuntimeManager::collect_garbage`] every minute, [`sync::RuntimeManager::remove_surplus`] when a container
 //!   died, [`sync::RuntimeManager::forget_expired_back_off`] with housekeeping.
 //!
@@ -36,6 +38,7 @@ pub mod fake_runtime;
 pub mod gc;
 #[cfg(test)]
 mod given_tests;
+pub mod grace_clock;
 #[cfg(test)]
 mod hook_tests;
 pub mod hosts;

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::Pod;
 use super::actions::{ContainerKill, ContainerReset, KillReason};
 use super::end::{self, Ending, Turns, primary_ip};
 use super::gc::{self, GcPolicy, surplus_dead_containers};
+use super::grace_clock::HeldBack;
 use super::kill::{grace, orphan_grace, predecessors};
 use super::ports::{HostFiles, Images};
 use super::result::{Action, ActionError, SyncResult};
@@ -24,8 +25,19 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
     /// `pod` is None for a pod of which only the runtime knows: then grace periods come from the containers' annotations
     /// (or `over`), and there are no sidecars. `over` replaces every grace period, seconds.
     pub async fn kill_pod(&self, pod: Option<&Pod>, status: &RuntimePod, over: Option<i64>) -> SyncResult {
+        self.kill_pod_in_turn(pod, status, over, &HeldBack::default()).await
+    }
+
+    /// The same where whoever makes the calls may hold signals back, and says for how long in `held`.
+    pub async fn kill_pod_in_turn(
+        &self,
+        pod: Option<&Pod>,
+        status: &RuntimePod,
+        over: Option<i64>,
+        held: &HeldBack,
+    ) -> SyncResult {
         let identity = pod.and_then(|p| PodIdentity::of(p).ok()).or_else(|| identity_of(status));
-        self.kill_pod_of(pod, identity.as_ref(), status, over).await
+        self.kill_pod_of(pod, identity.as_ref(), status, over, held).await
     }
 
     pub(super) async fn kill_pod_of(
@@ -34,11 +46,12 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         identity: Option<&PodIdentity>,
         status: &RuntimePod,
         over: Option<i64>,
+        held: &HeldBack,
     ) -> SyncResult {
         let mut result = SyncResult::default();
         let running: BTreeSet<String> = status.running().map(|c| c.name.clone()).collect();
         let before = pod.filter(|p| has_sidecar(p)).map(|p| predecessors(p, &running)).unwrap_or_default();
-        let turns = Turns::new(before);
+        let turns = Turns::new(before, held);
         let ip = primary_ip(pod, status);
         let stops = status.running().map(|container| async {
             let outcome = self.kill_one(pod, identity, container, over, (ip, &turns)).await;

@@ -28,6 +28,7 @@ use super::backoff::{BackOffStore, CrashLoopBackOff};
 use super::container_config::{MountedVolumes, claimed_paths, volume_groups};
 use super::dns::ResolvConf;
 use super::end::primary_ip;
+use super::grace_clock::HeldBack;
 use super::image_volumes;
 use super::pod_runtime::PodRuntime;
 use super::ports::{HostFiles, Images};
@@ -323,7 +324,7 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
                 // As good as done; to do it again would be news, and news is a reason to look at the pod again.
                 return false;
             }
-            let killed = self.kill_pod_of(Some(pod), Some(identity), status, None).await;
+            let killed = self.kill_pod_of(Some(pod), Some(identity), status, None, &HeldBack::default()).await;
             let ok = killed.is_ok();
             result.actions.extend(killed.actions);
             if ok && actions.create_sandbox {

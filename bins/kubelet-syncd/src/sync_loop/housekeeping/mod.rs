@@ -39,10 +39,15 @@ const GC_PERIOD: Duration = Duration::from_secs(60);
 /// The next one while a pod that was removed has not been forgotten yet.
 const GC_AGAIN: Duration = Duration::from_secs(10);
 
+/// A pass looks at all pods. After one so many times as long is left to everything else, however many pods end meanwhile.
+const REST: u32 = 20;
+
 /// When the next passes are due, and what they have to do.
 #[derive(Debug)]
 pub(super) struct Housekeeping {
     at: Instant,
+    /// The pass before takes its rest until then.
+    rests_until: Instant,
     gc_at: Instant,
     /// What belongs to pods that are gone is to be removed from the disk: at the start, and when an orphan was seen.
     prune: bool,
@@ -60,6 +65,7 @@ impl Housekeeping {
     pub(super) fn new(now: Instant) -> Self {
         Housekeeping {
             at: now + HOUSEKEEPING_BUSY,
+            rests_until: now,
             gc_at: now + GC_PERIOD,
             prune: true,
             prune_again: Arc::default(),
@@ -71,7 +77,13 @@ impl Housekeeping {
 
     /// When the first of the passes is due.
     pub(super) fn next(&self) -> Instant {
-        self.at.min(self.gc_at)
+        self.at.max(self.rests_until).min(self.gc_at)
+    }
+
+    /// A pass has ended that began then.
+    fn rest(&mut self, began: Instant) {
+        let ended = Instant::now();
+        self.rests_until = ended + ended.saturating_duration_since(began) * REST;
     }
 
     /// A pod that is gone may have left folders, mounts and cgroups.
@@ -99,7 +111,7 @@ impl Housekeeping {
         self.ended.contains(uid)
     }
 
-    /// A pass now.
+    /// A pass now, or as soon as the one before has rested.
     pub(super) fn run_at_once(&mut self) {
         self.at = Instant::now();
     }
@@ -135,9 +147,11 @@ impl SyncLoop {
 
     /// The passes that are due.
     pub(super) fn run_housekeeping(&mut self, now: Instant) {
-        if self.housekeeping.at <= now {
+        if self.housekeeping.at.max(self.housekeeping.rests_until) <= now {
             self.housekeeping.at = now + HOUSEKEEPING_IDLE;
+            let began = Instant::now();
             self.housekeep(now);
+            self.housekeeping.rest(began);
         }
         if self.housekeeping.gc_at <= now {
             self.housekeeping.gc_at = now + GC_PERIOD;
