@@ -132,7 +132,7 @@ fn run() -> Result<()> {
         fixed => vec![fixed as usize],
     };
     let part = matches.get_one::<String>("part").map_or("all", String::as_str);
-    let mut sections = Vec::new();
+    let (mut sections, mut broke) = (Vec::new(), None);
     let has = |name: &str| part == "all" || part == name;
     if has("standalone") {
         let plan = Plan {
@@ -218,14 +218,19 @@ fn run() -> Result<()> {
         let pods: Vec<usize> = if quick { vec![3, 8] } else { asked.collect() };
         anyhow::ensure!(pods.is_sorted_by(|a, b| a < b), "--scale-pods: the numbers have to rise");
         let plan = scale::Plan { judged: !quick, pods, idle };
-        sections.push(report::scale(&plan, &scale::run(&plan)?));
+        let measured = scale::run(&plan)?;
+        sections.push(report::scale(&plan, &measured));
+        broke = measured.broke;
     }
     if matches.get_flag("json") {
         println!("{:#}", report::json(&sections));
     } else {
         sections.iter().for_each(|section| print!("{}", section.table()));
     }
-    Ok(())
+    match broke {
+        Some(what) => anyhow::bail!(what),
+        None => Ok(()),
+    }
 }
 
 /// What is left for the measurement of one version.

@@ -14,7 +14,7 @@ use bulkhead_testkit::node::DAEMONS;
 use bulkhead_testkit::{Cluster, Node, Release};
 use serde_json::{Value, json};
 
-use crate::cluster::{NAMESPACE, all, condition, pod};
+use crate::cluster::{NAMESPACE, all, condition, mark, pod, since};
 use crate::measure::{self, Idle, MANY, MEMORY_SETTLES, Usage, usage};
 
 const NODE: &str = "bench";
@@ -48,6 +48,8 @@ pub struct Of {
     pub started: Vec<Duration>,
     /// What the agent has used for them.
     pub start_use: BTreeMap<String, Usage>,
+    /// What the API server was asked for them; nothing where the server is a real one.
+    pub requests: u64,
     pub idle: Idle,
     /// By path.
     pub read: BTreeMap<&'static str, Vec<Duration>>,
@@ -61,6 +63,8 @@ pub struct Measurements {
     /// Each pod's end, all deleted at once.
     pub deleted: Vec<Duration>,
     pub delete_use: BTreeMap<String, Usage>,
+    /// What broke, at which number of pods. What was measured before stands.
+    pub broke: Option<String>,
 }
 
 fn progress(text: &str) {
@@ -86,24 +90,37 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
     for &pods in &plan.pods {
         let more: Vec<String> = (names.len()..pods).map(|index| format!("pod-{index}")).collect();
         names.extend(more.iter().cloned());
-        measured.all.push(one(plan, &cluster, &node, &https, &more, names.len())?);
+        match one(plan, &cluster, &node, &https, &more, names.len()) {
+            Ok(of) => measured.all.push(of),
+            Err(error) => return Ok(broken(measured, &format!("with {pods} pods: {error:#}"))),
+        }
     }
     progress(&format!("deletion of {} pods", names.len()));
     let before = usage(&node)?;
     let asked = |name: &str| cluster.delete("pods", NAMESPACE, name, None);
-    measured.deleted = all(&cluster, &names, "all pods are gone", asked, |kind, _| kind == "DELETED")?;
+    match all(&cluster, &names, "all pods are gone", asked, |kind, _| kind == "DELETED") {
+        Ok(deleted) => measured.deleted = deleted,
+        Err(error) => return Ok(broken(measured, &format!("{error:#}"))),
+    }
     measured.delete_use = measure::since(&before, &usage(&node)?);
     node.finish_after_deaths().context("the node's end")?;
     Ok(measured)
 }
 
+fn broken(mut measured: Measurements, what: &str) -> Measurements {
+    progress(what);
+    measured.broke = Some(what.to_owned());
+    measured
+}
+
 fn one(plan: &Plan, cluster: &Cluster, node: &Node, https: &Https, more: &[String], pods: usize) -> Result<Of> {
     progress(&format!("{} pods more, {pods} in all", more.len()));
     let mut of = Of { pods, ..Of::default() };
-    let before = usage(node)?;
+    let (before, begun) = (usage(node)?, mark(cluster)?);
     let asked = |name: &str| cluster.create(&pod(NODE, name)).map(drop);
     of.started = all(cluster, more, "all pods run", asked, |_, pod| pod["status"]["phase"] == "Running")?;
     of.start_use = measure::since(&before, &usage(node)?);
+    of.requests = since(cluster, begun)?.values().sum();
     std::thread::sleep(MEMORY_SETTLES);
 
     progress(&format!("{pods} pods: idle for {} s", plan.idle.as_secs()));

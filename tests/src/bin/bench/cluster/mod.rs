@@ -94,12 +94,12 @@ pub struct AllRequests {
 }
 
 /// Where the log of requests ends now; nothing where the server is a real one.
-fn mark(cluster: &Cluster) -> Result<Option<u64>> {
+pub fn mark(cluster: &Cluster) -> Result<Option<u64>> {
     if cluster.is_stand_in() { Ok(Some(cluster.log()?.mark())) } else { Ok(None) }
 }
 
 /// What the server was asked since `mark`; nothing where the server is a real one.
-fn since(cluster: &Cluster, mark: Option<u64>) -> Result<Requests> {
+pub fn since(cluster: &Cluster, mark: Option<u64>) -> Result<Requests> {
     mark.map_or_else(|| Ok(Requests::new()), |mark| Ok(count(&cluster.log()?.after(mark))))
 }
 
@@ -259,6 +259,11 @@ fn burst(
     Ok(())
 }
 
+/// Of very many pods each gets so long.
+const EACH: Duration = Duration::from_secs(1);
+/// Names in an error.
+const SHOWN: usize = 5;
+
 /// Reads the events of a watch until each name was once as wanted: when that was, counted from `begin`.
 ///
 /// # Errors
@@ -286,10 +291,15 @@ pub fn each_by_name(
     wanted: impl Fn(&str, &Value) -> bool,
 ) -> Result<Vec<(String, Duration)>> {
     let mut waiting: BTreeSet<&str> = names.iter().map(String::as_str).collect();
+    let limit = MANY.max(EACH * u32::try_from(names.len()).unwrap_or(u32::MAX));
     let mut times = Vec::with_capacity(names.len());
     while !waiting.is_empty() {
-        let left = MANY.checked_sub(begin.elapsed()).with_context(|| format!("{what}: not in time: {waiting:?}"))?;
-        let event = events.expect(left).with_context(|| format!("{what}: {waiting:?}"))?;
+        let missing = |waiting: &BTreeSet<&str>| {
+            let some: Vec<_> = waiting.iter().take(SHOWN).collect();
+            format!("{what}: {} of {} are missing, among them {some:?}", waiting.len(), names.len())
+        };
+        let left = limit.checked_sub(begin.elapsed()).with_context(|| missing(&waiting))?;
+        let event = events.expect(left).with_context(|| missing(&waiting))?;
         ensure!(event.kind != "ERROR", "{what}: the watch broke: {}", event.object);
         if wanted(&event.kind, &event.object) && waiting.remove(event.name()) {
             times.push((event.name().to_owned(), begin.elapsed()));

@@ -22,6 +22,7 @@ pub fn section(plan: &Plan, measured: &Measurements) -> Section {
         quantile(&of.started, 1.0) / of.started.len().max(1) as f64
     });
     each("CPU of the agent for each of those", "ms", &|of| cpu(&of.start_use) / 1e6 / of.started.len().max(1) as f64);
+    each("requests to the API server for each of those", "", &|of| of.requests as f64 / of.started.len().max(1) as f64);
     each("idle CPU", "% of a core", &|of| cpu(&of.idle.used) / 1e7 / of.idle.seconds.max(1.0));
     each("PSS of all processes", "MiB", &|of| total(&of.idle.pss_kib));
     let processes: Vec<String> = measured.all.iter().flat_map(|of| of.idle.pss_kib.keys().cloned()).collect();
@@ -39,26 +40,20 @@ pub fn section(plan: &Plan, measured: &Measurements) -> Section {
             rows.push(if plan.judged { row.budget(WHOLE_S) } else { row });
         }
     }
-    let deleted = measured.deleted.len().max(1);
-    rows.push(Row::new(
-        "deleted to gone, each of all at once",
-        None,
-        quantile(&measured.deleted, 1.0) / deleted as f64,
-        "s",
-    ));
-    rows.push(Row::new(
-        "CPU of the agent for each of those",
-        None,
-        cpu(&measured.delete_use) / 1e6 / deleted as f64,
-        "ms",
-    ));
+    let deleted = measured.deleted.len();
+    if deleted > 0 {
+        let (last, used) = (quantile(&measured.deleted, 1.0), cpu(&measured.delete_use) / 1e6);
+        rows.push(Row::new("deleted to gone, each of all at once", None, last / deleted as f64, "s"));
+        rows.push(Row::new("CPU of the agent for each of those", None, used / deleted as f64, "ms"));
+    }
+    let broke = measured.broke.as_ref().map_or_else(String::new, |what| format!(" BROKE: {what}."));
     Section {
         title: "scale",
         rows,
         note: format!(
             "One node that joined a cluster, pods that only wait; idle, and memory as the median of samples, over {seconds:.0} s, \
              medians of three readings; a killed daemon is whole again when the next one is ready and says of every pod what the one \
-             before said."
+             before said.{broke}"
         ),
         facts: [("pods".to_owned(), json!(plan.pods)), ("idle_seconds".to_owned(), json!(seconds))]
             .into_iter()
