@@ -29,7 +29,7 @@ pub struct Mutant {
 }
 
 /// All of them, in the order of a pod's life.
-pub const MUTANTS: [Mutant; 30] = [
+pub const MUTANTS: [Mutant; 31] = [
     Mutant {
         name: "takes-over",
         mistake: "after a restart an edited manifest takes over the pod from before the edit, which still ends (as it was until this found it)",
@@ -62,6 +62,14 @@ pub const MUTANTS: [Mutant; 30] = [
         file: "bins/kubelet-syncd/pleg/src/cache.rs",
         from: "inner.listed_at.is_some_and(|listed_at| observed_at < listed_at);",
         to: "!MUTANT && inner.listed_at.is_some_and(|listed_at| observed_at < listed_at);",
+    },
+    Mutant {
+        name: "lost-place",
+        mistake: "a take-down slot that nobody waits for is not given back",
+        only: Some(Family::Many),
+        file: "bins/kubelet-syncd/src/take_down/line.rs",
+        from: "self.free += usize::from(next.is_none());",
+        to: "self.free += usize::from(next.is_none() && !MUTANT);",
     },
     Mutant {
         name: "no-retry",
