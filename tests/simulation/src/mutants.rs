@@ -29,7 +29,7 @@ pub struct Mutant {
 }
 
 /// All of them, in the order of a pod's life.
-pub const MUTANTS: [Mutant; 31] = [
+pub const MUTANTS: [Mutant; 30] = [
     Mutant {
         name: "takes-over",
         mistake: "after a restart an edited manifest takes over the pod from before the edit, which still ends (as it was until this found it)",
@@ -225,14 +225,6 @@ pub const MUTANTS: [Mutant; 31] = [
         from: "volnetd_epoch: epoch.get(),",
         to: "volnetd_epoch: if MUTANT {\n                static FIRST: std::sync::OnceLock<u64> = std::sync::OnceLock::new();\n                \
              *FIRST.get_or_init(|| epoch.get())\n            } else { epoch.get() },",
-    },
-    Mutant {
-        name: "retired-passes",
-        mistake: "what a former life of kubelet-syncd has asked kubelet-volnetd to remove is removed",
-        only: Some(Family::Pods),
-        file: "bins/kubelet-volnetd/src/guard.rs",
-        from: "if self.retired.contains(&epoch) {",
-        to: "if self.retired.contains(&epoch) && !MUTANT {",
     },
     Mutant {
         name: "no-audit",

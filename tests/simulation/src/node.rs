@@ -384,7 +384,6 @@ impl Node {
             world: self.world.clone(),
             machine: self.machine.handle().context("no machine")?,
             epoch,
-            guard: volnetd::guard(epoch),
             manifests: self.folder.join("manifests"),
             state: self.state.clone(),
             runtime_socket: self.config.runtime_socket.clone(),

@@ -44,37 +44,21 @@ fn pause(milliseconds: u64) -> tokio::time::Sleep {
     tokio::time::sleep(Duration::from_millis(milliseconds))
 }
 
-/// What becomes of a call for which nobody waits any more when its turn comes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unheard {
-    /// It is mostly not begun, and now and then all the same.
-    Mostly,
-    /// It is not begun.
-    Never,
-    /// It is not begun; but now and then what a former life of kubelet-syncd has asked for, and always what it was to die of.
-    OfFormerLives,
-}
-
 /// Runs something that changes the world and takes time there; what was begun is finished, whoever waits for it.
 pub async fn change<T: Send + 'static>(
     world: &Shared,
     machine: &Handle,
-    (peer, unheard): (Peer, Unheard),
+    peer: Peer,
     what: String,
     act: impl AsyncFnOnceSend<T>,
 ) -> Result<T, Status> {
-    let (there, back, fault, life) = {
+    let (there, back, fault) = {
         let mut world = world.lock();
         let (there, back) = world.latency(peer);
-        let fault = world.take_fault(peer, unheard == Unheard::OfFormerLives);
-        if let Some(CallFault::DeathAndLate(_)) = fault {
-            world.tell(name_of(peer), format!("kubelet-syncd dies while {what} is under way"));
-            world.commands.push(Command::KillSyncd { down: 100 });
-        }
-        (there, back, fault, world.life)
+        (there, back, world.take_fault(peer))
     };
     let late = match fault {
-        Some(CallFault::Late(by) | CallFault::DeathAndLate(by)) => by,
+        Some(CallFault::Late(by)) => by,
         _ => 0,
     };
     let (shared, of_machine) = (world.clone(), machine.clone());
@@ -85,16 +69,8 @@ pub async fn change<T: Send + 'static>(
         {
             let mut world = shared.lock();
             world.is_waited_for = waited_for.strong_count() > 0;
-            let begins = world.is_waited_for
-                || match unheard {
-                    Unheard::Mostly => !world.dice.percent(70),
-                    Unheard::Never => false,
-                    Unheard::OfFormerLives => {
-                        let meant = matches!(fault, Some(CallFault::DeathAndLate(_)));
-                        world.life > life && (meant || world.dice.percent(30))
-                    }
-                };
-            if !begins {
+            // What nobody waits for when its turn comes is mostly not begun, and now and then all the same.
+            if !world.is_waited_for && (peer == Peer::Volnetd || world.dice.percent(70)) {
                 return Err(Status::cancelled("nobody waits for it"));
             }
         }
@@ -325,7 +301,7 @@ impl Model {
         what: String,
         act: impl FnOnce(&mut World) -> Result<T, Status> + Send + 'static,
     ) -> Answer<T> {
-        change(&self.world, &self.machine, (Peer::Runtime, Unheard::Mostly), what, act).await.map(Response::new)
+        change(&self.world, &self.machine, Peer::Runtime, what, act).await.map(Response::new)
     }
 
     /// Its own end, if it has one.
@@ -648,7 +624,7 @@ impl RuntimeService for Model {
         let v1::StopContainerRequest { container_id: id, timeout } = request.into_inner();
         let what = format!("StopContainer {id} with {timeout} s");
         let stop = Stop { id, grace: u64::try_from(timeout).unwrap_or(0), machine: self.machine.clone() };
-        change(&self.world, &self.machine, (Peer::Runtime, Unheard::Mostly), what, stop).await.map(Response::new)
+        change(&self.world, &self.machine, Peer::Runtime, what, stop).await.map(Response::new)
     }
 
     async fn remove_container(

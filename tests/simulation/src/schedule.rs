@@ -139,9 +139,6 @@ pub enum CallFault {
     DeathAfter,
     /// It takes so many milliseconds longer.
     Late(u64),
-    /// The next one that is destructive: kubelet-syncd dies while it is under way, and its turn comes so many milliseconds later, when
-    /// another life knows better.
-    DeathAndLate(u64),
 }
 
 /// Which part of the node's world a schedule is about.
@@ -498,14 +495,12 @@ impl Schedule {
             Family::Pods => {
                 workload(&mut dice, &mut steps);
                 faults(&mut dice, &mut steps);
-                late_removal(&mut Dice::of(seed, "former life"), &mut steps);
                 stops(&mut Dice::of(seed, "stopped"), &mut steps, family);
             }
             Family::Probes => {
                 workload(&mut dice, &mut steps);
                 faults(&mut dice, &mut steps);
                 probes(&mut dice, &mut steps);
-                late_removal(&mut Dice::of(seed, "former life"), &mut steps);
             }
             Family::Many => {
                 crowd(&mut dice, &mut steps);
@@ -725,19 +720,6 @@ fn faults(dice: &mut Dice, steps: &mut Vec<Step>) {
         };
         steps.push(Step { at: dice.below(calm), deed });
     }
-}
-
-/// Of the runs that are not calm one in four has a removal that outlives who has asked for it; mostly the first one, which knows least.
-/// By its turn another life has had time to hear its sources and to ask for something destructive itself: before that nobody could know
-/// that the one before it is over. Sources of the API server may take longer.
-fn late_removal(dice: &mut Dice, steps: &mut Vec<Step>) {
-    if !dice.percent(25) || steps.iter().all(|step| step.deed.is_workload()) {
-        return;
-    }
-    let calm = u64::try_from(CALM.as_millis()).unwrap_or(u64::MAX);
-    let at = if dice.percent(60) { 0 } else { dice.below(calm) };
-    let fault = CallFault::DeathAndLate(dice.one_of(20_000, &[40_000, 60_000]));
-    steps.push(Step { at, deed: Deed::Call { peer: Peer::Volnetd, fault } });
 }
 
 /// Of the runs that are not calm one in four has processes that are stopped. (Not with probes: an answer and its deadline may be there

@@ -1,11 +1,11 @@
 //! A model of kubelet-volnetd as its callers see it: folders, cgroups and logs of pods are names in sets, its epoch is another one after
-//! each restart, and what is destructive has to pass the real one's guard when its turn comes.
+//! each restart, and what is destructive needs a guard that fits.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bulkhead_ipc::broker::{self, BrokerRequest};
 use bulkhead_ipc::common::process_server::{Process, ProcessServer};
@@ -22,9 +22,7 @@ use bulkhead_ipc::volnetd::files_server::{Files, FilesServer};
 use bulkhead_ipc::volnetd::open_request::Kind;
 use bulkhead_ipc::volnetd::volumes_server::{Volumes, VolumesServer};
 use bulkhead_ipc::volnetd::watches_server::{Watches, WatchesServer};
-use bulkhead_types::Epoch;
 use futures_util::Stream;
-use kubelet_volnetd::guard::Guard;
 use rustix::fs::{Mode, OFlags};
 use tokio::net::UnixListener;
 use tokio::runtime::Handle;
@@ -33,7 +31,7 @@ use tokio_stream::wrappers::{UnboundedReceiverStream, UnixListenerStream};
 use tonic::{Request, Response, Status};
 
 use crate::node::{POD_LOGS, PODS};
-use crate::runtime::{Unheard, change};
+use crate::runtime::change;
 use crate::schedule::Peer;
 use crate::world::{Shared, World};
 
@@ -45,10 +43,9 @@ pub struct Model {
     pub world: Shared,
     pub machine: Handle,
     pub epoch: u64,
-    pub guard: Arc<Mutex<Guard>>,
     /// Where manifests and the state folder are, and the runtime's socket.
     pub manifests: PathBuf,
-    pub state: Arc<Mutex<PathBuf>>,
+    pub state: Arc<std::sync::Mutex<PathBuf>>,
     pub runtime_socket: PathBuf,
     /// Where the kubeconfig is, if there is one.
     pub kubeconfig: PathBuf,
@@ -118,36 +115,20 @@ impl Model {
         what: String,
         act: impl FnOnce(&mut World) -> Result<T, Status> + Send + 'static,
     ) -> Answer<T> {
-        change(&self.world, &self.machine, (Peer::Volnetd, Unheard::Never), what, act).await.map(Response::new)
+        change(&self.world, &self.machine, Peer::Volnetd, what, act).await.map(Response::new)
     }
 
-    /// The same of what is destructive: the guard looks at it when its turn comes. Who has asked for it may be dead by then.
-    async fn destroy<T: Send + 'static>(
-        &self,
-        what: String,
-        guard: Option<DestructiveGuard>,
-        act: impl FnOnce(&mut World) -> Result<T, Status> + Send + 'static,
-    ) -> Answer<T> {
-        let model = self.clone();
-        let guarded = move |world: &mut World| -> Result<T, Status> {
-            if world.volnetd_epoch != model.epoch {
-                return Err(Status::unavailable("this life is over"));
-            }
-            model.guard(guard.as_ref())?;
-            act(world)
-        };
-        let peer = (Peer::Volnetd, Unheard::OfFormerLives);
-        change(&self.world, &self.machine, peer, what, guarded).await.map(Response::new)
-    }
-
+    /// As the real one: what is stale is refused.
     fn guard(&self, guard: Option<&DestructiveGuard>) -> Result<(), Status> {
-        Ok(self.guard.lock().unwrap_or_else(PoisonError::into_inner).check(guard)?)
+        let Some(guard) = guard else { return Err(Status::invalid_argument("no guard")) };
+        if guard.volnetd_epoch != self.epoch {
+            return Err(Status::failed_precondition("stale epoch"));
+        }
+        if !guard.sources_ready {
+            return Err(Status::failed_precondition("sources are not ready"));
+        }
+        Ok(())
     }
-}
-
-/// The guard of a life of its own.
-pub fn guard(epoch: u64) -> Arc<Mutex<Guard>> {
-    Arc::new(Mutex::new(Guard::new(Epoch::from_random(epoch))))
 }
 
 fn listed<T: Send + 'static>(items: Vec<T>) -> Listed<T> {
@@ -221,11 +202,13 @@ impl Volumes for Model {
     }
 
     async fn tear_down_pod(&self, request: Request<api::TearDownPodRequest>) -> Answer<api::TearDownPodReply> {
-        let api::TearDownPodRequest { pod_uid: uid, guard, volumes_only } = request.into_inner();
+        let request = request.into_inner();
+        self.guard(request.guard.as_ref())?;
+        let uid = request.pod_uid;
         let what = format!("TearDownPod {}", self.world.lock().short(&uid));
-        self.destroy(what, guard, move |world| {
+        self.change(what, move |world| {
             world.check_removal(&uid, "the folder");
-            if !volumes_only {
+            if !request.volumes_only {
                 world.folders.remove(&uid);
             }
             Ok(api::TearDownPodReply { done: true, left: Vec::new() })
@@ -242,10 +225,11 @@ impl Volumes for Model {
     }
 
     async fn prune(&self, request: Request<api::PruneRequest>) -> Answer<Self::PruneStream> {
-        let api::PruneRequest { known_pod_uids, guard } = request.into_inner();
-        let known: BTreeSet<String> = known_pod_uids.into_iter().collect();
+        let request = request.into_inner();
+        self.guard(request.guard.as_ref())?;
+        let known: BTreeSet<String> = request.known_pod_uids.into_iter().collect();
         let steps = self
-            .destroy(format!("Prune but for {} pods", known.len()), guard, move |world| {
+            .change(format!("Prune but for {} pods", known.len()), move |world| {
                 let gone = |uids: &BTreeSet<String>| uids.difference(&known).cloned().collect::<Vec<_>>();
                 let (folders, cgroups) = (gone(&world.folders), gone(&world.cgroups));
                 for uid in folders {
@@ -317,9 +301,11 @@ impl Files for Model {
     }
 
     async fn prune_logs(&self, request: Request<api::PruneLogsRequest>) -> Answer<api::PruneLogsReply> {
-        let api::PruneLogsRequest { known_pod_uids, guard } = request.into_inner();
-        self.destroy(format!("PruneLogs but for {} pods", known_pod_uids.len()), guard, move |world| {
-            let gone: Vec<String> = world.logs.keys().filter(|uid| !known_pod_uids.contains(uid)).cloned().collect();
+        let request = request.into_inner();
+        self.guard(request.guard.as_ref())?;
+        self.change(format!("PruneLogs but for {} pods", request.known_pod_uids.len()), move |world| {
+            let gone: Vec<String> =
+                world.logs.keys().filter(|uid| !request.known_pod_uids.contains(uid)).cloned().collect();
             for uid in &gone {
                 world.check_removal(uid, "the folder of logs");
                 world.logs.remove(uid);
@@ -371,9 +357,11 @@ impl Cgroups for Model {
     }
 
     async fn remove_pod(&self, request: Request<api::RemovePodRequest>) -> Answer<api::RemovePodReply> {
-        let api::RemovePodRequest { pod_uid: uid, guard } = request.into_inner();
+        let request = request.into_inner();
+        self.guard(request.guard.as_ref())?;
+        let uid = request.pod_uid;
         let what = format!("RemovePod {}", self.world.lock().short(&uid));
-        self.destroy(what, guard, move |world| {
+        self.change(what, move |world| {
             world.check_removal(&uid, "the cgroup");
             world.cgroups.remove(&uid);
             Ok(api::RemovePodReply { done: true })

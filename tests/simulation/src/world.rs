@@ -309,10 +309,9 @@ impl World {
         self.broken.push(text);
     }
 
-    /// Takes the fault that is meant for the next change asked of this peer. `guarded`: it is destructive.
-    pub fn take_fault(&mut self, peer: Peer, guarded: bool) -> Option<CallFault> {
-        let fits = |fault: &CallFault| guarded || !matches!(fault, CallFault::DeathAndLate(_));
-        let place = self.call_faults.iter().position(|(of, fault)| *of == peer && fits(fault))?;
+    /// Takes the fault that is meant for the next change asked of this peer.
+    pub fn take_fault(&mut self, peer: Peer) -> Option<CallFault> {
+        let place = self.call_faults.iter().position(|(of, _)| *of == peer)?;
         Some(self.call_faults.remove(place).1)
     }
 
