@@ -299,8 +299,13 @@ fn a_new_phase_and_the_last_word_are_told_at_once() {
     assert_eq!(patch(&job), json!({"phase": "Running"}));
     desk.end(&job, Outcome::Object(copy("a", 6, "Running")));
     desk.quiet();
-    let deleting = ApiObject { deleting: true, ..object("a", 6, "Running") };
-    desk.tell(PodState { may_delete: true, phase: "Running".into(), ..pod("a", "Running", deleting) });
+    let deleting = |version, seen| ApiObject { deleting: true, ..object("a", version, seen) };
+    let ended = |version, seen| PodState { phase: "Failed".into(), ..pod("a", "Failed", deleting(version, seen)) };
+    desk.tell(ended(6, "Running"));
+    let job = desk.store.next(desk.now, Timestamp::UNIX_EPOCH).expect("a request at once");
+    desk.end(&job, Outcome::Object(ApiCopy { deleting: true, ..copy("a", 7, "Failed") }));
+    desk.quiet();
+    desk.tell(PodState { may_delete: true, ..ended(7, "Failed") });
     let job = desk.store.next(desk.now, Timestamp::UNIX_EPOCH).expect("a request at once");
     assert_eq!(job.action, Action::DeletePod);
 }

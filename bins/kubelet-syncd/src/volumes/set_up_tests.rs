@@ -204,7 +204,10 @@ async fn few_files_are_on_their_way_at_a_time() {
     let mut pod = pod();
     let spec = pod.spec.as_mut().unwrap();
     spec.volumes = serde_json::from_value(
-        names.iter().map(|name| serde_json::json!({"name": name, "configMap": {"name": "cm"}})).collect(),
+        names
+            .iter()
+            .map(|name| serde_json::json!({"name": name, "configMap": {"name": "cm", "defaultMode": 420}}))
+            .collect(),
     )
     .unwrap();
     let mount = |name: &String| serde_json::json!({"name": name, "mountPath": format!("/{name}")});

@@ -81,8 +81,10 @@ pub fn containers(
     plan
 }
 
+/// One that was created in the future, because the clock was set back since, is as young as can be and no younger.
 fn is_evictable(status: &ContainerStatus, now: SystemTime, min_age: Duration) -> bool {
-    status.state != RunState::Running && status.created_at + min_age <= now
+    let age = now.duration_since(status.created_at).unwrap_or_default();
+    status.state != RunState::Running && age >= min_age
 }
 
 fn removal(pod: &PodUid, status: &ContainerStatus) -> ContainerRemoval {
@@ -182,6 +184,17 @@ mod tests {
         assert!(ids(&containers(&p, at(100), young, |_| true)) == ["a1"]);
         let running = [pod(&[("a", "a2", RunState::Running, 30), ("a", "a1", DEAD, 20)])];
         assert!(containers(&running, at(100), GcPolicy::default(), |_| false).is_empty());
+    }
+
+    /// The clock was set back: what was created before that goes with its pod all the same.
+    #[test]
+    fn what_was_created_in_the_future_has_no_age() {
+        let p = [pod(&[("a", "a2", DEAD, 4000), ("a", "a1", DEAD, 3900)])];
+        let ask = |seconds, removable: bool| {
+            let policy = GcPolicy { min_age: Duration::from_secs(seconds), ..GcPolicy::default() };
+            containers(&p, at(400), policy, |_| removable).len()
+        };
+        assert_eq!([ask(0, true), ask(0, false), ask(1, true)], [2, 1, 0]);
     }
 
     #[test]
