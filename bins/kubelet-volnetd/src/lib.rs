@@ -166,7 +166,9 @@ fn take_up_device_plugins(daemon: &Daemon, node: &Node) {
         if agent_sockets::is_taken_up(&name, &node.settings.start_id) {
             node.device_plugins.adopt(socket);
         } else {
-            tracing::info!("the kubelet has been started anew: device plugins are to register again");
+            tracing::info!(
+                "the socket that was kept is not of this start of the kubelet: device plugins are to register again"
+            );
             bulkhead_daemon::kept::let_go(&name);
         }
     }

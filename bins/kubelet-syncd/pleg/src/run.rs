@@ -97,7 +97,7 @@ fn cri_events(client: &CriClient, asked_for: Arc<AtomicBool>) -> ToldEvents {
         }
         let ends = told_by(EventSource::Containerd, client.containerd_ends(CONTAINERD_NAMESPACE));
         let ends = ends.filter_map(|told| {
-            let told = told.inspect_err(|error| debug!(%error, "ends are known by the CRI's events alone"));
+            let told = told.inspect_err(|error| info!(%error, "ends are known by the CRI's events alone"));
             std::future::ready(told.ok().map(Ok))
         });
         stream::select(events, ends).boxed()

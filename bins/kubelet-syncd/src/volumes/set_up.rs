@@ -169,11 +169,12 @@ impl<V: VolumeVerbs> Maker<'_, V> {
     pub async fn refresh(&self, plans: &[VolumePlan], known: &mut ContentHashes) -> Vec<VolumeError> {
         let shown = &*known;
         let looks = contents(plans).map(|(plan, content)| async move {
-            let _place = self.places.acquire().await;
-            let rendered = self.files(plan, content)?;
-            if shown.get(plan.name.as_str()) == Some(&rendered.hash) {
+            // What is as it was waits for nobody, and is not kept while the others are looked at.
+            if shown.get(plan.name.as_str()) == Some(&self.files(plan, content)?.hash) {
                 return Ok(None);
             }
+            let _place = self.places.acquire().await;
+            let rendered = self.files(plan, content)?;
             self.put(plan, &rendered).await?;
             Ok::<_, VolumeError>(Some((plan.name.to_string(), rendered.hash)))
         });

@@ -49,7 +49,7 @@ pub struct Of {
     /// What the agent has used for them.
     pub start_use: BTreeMap<String, Usage>,
     /// What the API server was asked for them; nothing where the server is a real one.
-    pub requests: u64,
+    pub requests: Option<u64>,
     pub idle: Idle,
     /// By path.
     pub read: BTreeMap<&'static str, Vec<Duration>>,
@@ -120,7 +120,7 @@ fn one(plan: &Plan, cluster: &Cluster, node: &Node, https: &Https, more: &[Strin
     let asked = |name: &str| cluster.create(&pod(NODE, name)).map(drop);
     of.started = all(cluster, more, "all pods run", asked, |_, pod| pod["status"]["phase"] == "Running")?;
     of.start_use = measure::since(&before, &usage(node)?);
-    of.requests = since(cluster, begun)?.values().sum();
+    of.requests = begun.is_some().then_some(since(cluster, begun)?.values().sum());
     std::thread::sleep(MEMORY_SETTLES);
 
     progress(&format!("{pods} pods: idle for {} s", plan.idle.as_secs()));

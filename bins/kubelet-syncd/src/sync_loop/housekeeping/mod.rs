@@ -39,7 +39,8 @@ const GC_PERIOD: Duration = Duration::from_secs(60);
 /// The next one while a pod that was removed has not been forgotten yet.
 const GC_AGAIN: Duration = Duration::from_secs(10);
 
-/// A pass looks at all pods. After one so many times as long is left to everything else, however many pods end meanwhile.
+/// A pass looks at all pods. After one so many times as long is left to everything else, however many pods end meanwhile; and no longer
+/// than until the next pass of a busy node, because a pass in which the process was stopped says nothing of how long one takes.
 const REST: u32 = 20;
 
 /// When the next passes are due, and what they have to do.
@@ -83,7 +84,8 @@ impl Housekeeping {
     /// A pass has ended that began then.
     fn rest(&mut self, began: Instant) {
         let ended = Instant::now();
-        self.rests_until = ended + ended.saturating_duration_since(began) * REST;
+        let rest = ended.saturating_duration_since(began).saturating_mul(REST);
+        self.rests_until = ended + rest.min(HOUSEKEEPING_BUSY);
     }
 
     /// A pod that is gone may have left folders, mounts and cgroups.

@@ -22,7 +22,11 @@ pub fn section(plan: &Plan, measured: &Measurements) -> Section {
         quantile(&of.started, 1.0) / of.started.len().max(1) as f64
     });
     each("CPU of the agent for each of those", "ms", &|of| cpu(&of.start_use) / 1e6 / of.started.len().max(1) as f64);
-    each("requests to the API server for each of those", "", &|of| of.requests as f64 / of.started.len().max(1) as f64);
+    if measured.all.iter().all(|of| of.requests.is_some()) {
+        each("requests to the API server for each of those", "", &|of| {
+            of.requests.unwrap_or_default() as f64 / of.started.len().max(1) as f64
+        });
+    }
     each("idle CPU", "% of a core", &|of| cpu(&of.idle.used) / 1e7 / of.idle.seconds.max(1.0));
     each("PSS of all processes", "MiB", &|of| total(&of.idle.pss_kib));
     let processes: Vec<String> = measured.all.iter().flat_map(|of| of.idle.pss_kib.keys().cloned()).collect();
