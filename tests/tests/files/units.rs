@@ -330,6 +330,14 @@ fn what_must_not_differ_between_the_services_does_not() {
     }
 }
 
+/// systemd allows five starts in ten seconds else, and a sixth restart of the kubelet would find no sockets.
+#[test]
+fn sockets_are_started_however_often_the_kubelet_is() {
+    for (name, text) in units().into_iter().filter(|(name, _)| name.ends_with(".socket")) {
+        assert_eq!(values(&text, "StartLimitIntervalSec"), ["0"], "{name}");
+    }
+}
+
 /// kubelet-volnetd sets them where `kubeReservedCgroup` names the slice, and nobody else does.
 #[test]
 fn the_slice_has_no_limits_of_its_own() {
