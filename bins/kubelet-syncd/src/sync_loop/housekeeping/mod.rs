@@ -308,6 +308,26 @@ impl SyncLoop {
         });
     }
 
+    /// Log directories of pods that are gone are to be removed, by the next pass where not by this one: which pods are known. Others
+    /// wait until that has ended: their new directories would be taken for leftovers.
+    fn begin_with_logs(&mut self, removable: &HashSet<PodUid>) -> Option<Vec<String>> {
+        let waits = self.node.prune_gate.is_pruning();
+        if waits || self.workers.uids().any(|uid| self.desired.get(uid).is_none()) {
+            // What has not been forgotten yet keeps its logs this time.
+            self.housekeeping.logs = true;
+            self.housekeeping.gc_at = self.housekeeping.gc_at.min(Instant::now() + GC_AGAIN);
+        }
+        if waits {
+            return None;
+        }
+        let mut known = self.desired.uids();
+        known.extend(self.workers.uids().cloned());
+        known.extend(self.node.cache.snapshot().into_iter().map(|(uid, _)| uid).filter(|u| !removable.contains(u)));
+        let names = known.iter().map(ToString::to_string).collect();
+        self.node.prune_gate.begin(known);
+        Some(names)
+    }
+
     /// Dead containers and sandboxes of the whole node, and logs of pods that are gone.
     fn start_gc(&mut self) {
         if !self.node.volnetd.authority().sources_ready() {
@@ -321,20 +341,18 @@ impl SyncLoop {
             .map(|(uid, _)| uid)
             .filter(|uid| self.workers.content_should_be_removed(uid))
             .collect();
-        let looks_at_logs = std::mem::take(&mut self.housekeeping.logs);
-        if looks_at_logs && self.workers.uids().any(|uid| self.desired.get(uid).is_none()) {
-            // It has not been forgotten yet, so its logs stay this time.
-            self.housekeeping.logs = true;
-            self.housekeeping.gc_at = self.housekeeping.gc_at.min(Instant::now() + GC_AGAIN);
-        }
-        let known = looks_at_logs.then(|| {
-            let mut known = self.desired.uids();
-            known.extend(self.workers.uids().cloned());
-            known.extend(self.node.cache.snapshot().into_iter().map(|(uid, _)| uid).filter(|u| !removable.contains(u)));
-            known.iter().map(ToString::to_string).collect()
-        });
+        let known = std::mem::take(&mut self.housekeeping.logs).then(|| self.begin_with_logs(&removable)).flatten();
         let (node, again) = (self.node.clone(), self.housekeeping.prune_again.clone());
         tokio::spawn(async move {
+            let mut logs_failed = None;
+            // First: pods that it does not know wait for its end, and containers take their time.
+            if let Some(known) = known {
+                if let Err(error) = leftovers::prune_logs(&node, known).await {
+                    again.store(true, Ordering::Relaxed);
+                    logs_failed = error;
+                }
+                node.prune_gate.end();
+            }
             let health = node.health.borrow().clone();
             let mut failed = Vec::new();
             if health.silent {
@@ -343,12 +361,7 @@ impl SyncLoop {
             } else {
                 container_gc::collect_node(&node, &removable).await;
             }
-            if let Some(known) = known
-                && let Err(error) = leftovers::prune_logs(&node, known).await
-            {
-                again.store(true, Ordering::Relaxed);
-                failed.extend(error);
-            }
+            failed.extend(logs_failed);
             if let Some(event) = collection_failed(&failed) {
                 node.reporter.emit_node(event);
             }
