@@ -118,7 +118,7 @@ fn command_line() -> clap::Command {
                 )
                 .arg(rest("Passed on to the test runner, for example a test's name")),
         )
-        .subcommand(clap::Command::new("ci").about("What .ci/run runs before its new seeds of the simulation: the same as `test`"))
+        .subcommand(clap::Command::new("ci").about("What .ci/run runs: the same as `test`"))
         .subcommand(clap::Command::new("check").about("Format, lints, dependencies"))
         .subcommand(clap::Command::new("fmt").about("Formats the whole workspace"))
         .subcommand(
