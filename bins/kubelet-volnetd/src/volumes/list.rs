@@ -119,7 +119,8 @@ pub fn drop_contradicted(node: &Node) {
     if node.journal.all().is_empty() {
         return;
     }
-    let Ok(mounts) = mounts_below(&node.settings.paths.pods()) else { return };
+    let below = node.settings.paths.pods();
+    let mounts = csi::way::Mounts::when_asked(&below);
     let Ok(pods) = node.settings.pods_dir() else { return };
     let lock = |pod: &PodUid| node.try_lock_pod(pod);
     node.journal.retain(lock, |pod, intent| {
@@ -131,8 +132,9 @@ pub fn drop_contradicted(node: &Node) {
             Intent::TearDown | Intent::Publish { .. } => true,
             Intent::Mount { plugin, volume } => {
                 let path = volume_path(node, pod, plugin, volume);
+                let Ok(mounts) = mounts.get() else { return true };
                 // What is mounted is not looked at: it may never answer.
-                if mounts.contains_key(&path) {
+                if mounts.at(&path) {
                     return [LOCAL, FC, ISCSI].contains(&plugin.as_str());
                 }
                 let relative = path.strip_prefix(node.settings.paths.pod(pod)).unwrap_or(&path);

@@ -10,7 +10,7 @@
 //! What a CSI driver has published is its own: it is named as left, and neither it nor the binds of its subPaths are unmounted
 //! or removed, while the pod's other volumes go.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -79,8 +79,7 @@ pub fn tear_down(settings: &Settings, pod: &PodUid, scope: Scope, kept: &[Kept])
 
     let base = settings.paths.pod(pod);
     let specs: Vec<String> = kept.iter().map(|kept| kept.spec.clone()).collect();
-    let served = nfs_below(&base)?;
-    for point in mount_points_below(&base)? {
+    for Below { point, is_served } in mounts_below(&base)? {
         if is_drivers(point.strip_prefix(&base).unwrap_or(&point), &specs) {
             // Published after we were told what is, or by nobody that we know of.
             if kept.is_empty() {
@@ -88,13 +87,13 @@ pub fn tear_down(settings: &Settings, pod: &PodUid, scope: Scope, kept: &[Kept])
             }
             continue;
         }
-        if served.contains(&point) {
+        if is_served {
             // Neither mount nor folder goes while the server is away.
             let _ = on_parent(&dir, &base, &point, nfs::wait_for_server);
         }
         let started = std::time::Instant::now();
         unmount(&dir, &base, &point, &mut outcome);
-        if served.contains(&point) && point.starts_with(settings.paths.volumes(pod)) {
+        if is_served && point.starts_with(settings.paths.volumes(pod)) {
             let worked = outcome.unmounted.last().is_some_and(|last| *last == point.display().to_string());
             let seconds = started.elapsed().as_secs_f64();
             outcome.volumes.push(Unmounted { plugin: NFS.to_owned(), seconds, worked });
@@ -140,25 +139,29 @@ fn is_drivers(relative: &Path, specs: &[String]) -> bool {
         || specs.iter().any(|spec| relative.starts_with(Path::new(sub_path::FOLDER).join(spec)))
 }
 
-/// Mount points strictly below a directory, innermost and latest first.
-pub fn mount_points_below(base: &Path) -> Result<Vec<PathBuf>, VolumeError> {
-    let mut info = MountInfo::new();
-    let mounts = info.read().map_err(VolumeError::Mounts)?;
-    let mut points: Vec<PathBuf> = mounts
-        .filter(|m| m.mount_point.starts_with(base) && *m.mount_point != *base)
-        .map(|m| m.mount_point.into_owned())
-        .collect();
-    points.sort_by_key(|point| std::cmp::Reverse(point.components().count()));
-    points.dedup();
-    Ok(points)
+/// A mount strictly below a directory.
+struct Below {
+    point: PathBuf,
+    /// An NFS server serves it, or the volume of which it is a bind of a part.
+    is_served: bool,
 }
 
-/// Those of them that an NFS server serves, and binds of parts of them.
-fn nfs_below(base: &Path) -> Result<BTreeSet<PathBuf>, VolumeError> {
+/// Mounts strictly below a directory, innermost and latest first. Those that lie on top of each other are one.
+fn mounts_below(base: &Path) -> Result<Vec<Below>, VolumeError> {
     let mut info = MountInfo::new();
     let mounts = info.read().map_err(VolumeError::Mounts)?;
-    let below = mounts.filter(|m| nfs::is_nfs(m.fs_type) && m.mount_point.starts_with(base));
-    Ok(below.map(|m| m.mount_point.into_owned()).collect())
+    let mut points: BTreeMap<PathBuf, bool> = BTreeMap::new();
+    for mount in mounts.filter(|m| m.mount_point.starts_with(base) && *m.mount_point != *base) {
+        *points.entry(mount.mount_point.into_owned()).or_default() |= nfs::is_nfs(mount.fs_type);
+    }
+    let mut below: Vec<Below> = points.into_iter().map(|(point, is_served)| Below { point, is_served }).collect();
+    below.sort_by_key(|below| std::cmp::Reverse(below.point.components().count()));
+    Ok(below)
+}
+
+/// Mount points strictly below a directory, innermost first.
+pub fn mount_points_below(base: &Path) -> Result<Vec<PathBuf>, VolumeError> {
+    Ok(mounts_below(base)?.into_iter().map(|below| below.point).collect())
 }
 
 /// Unmounts one point through its parent directory, opened below the pod's.

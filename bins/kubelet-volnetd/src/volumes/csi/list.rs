@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use bulkhead_sys::tree;
+use bulkhead_sys::{open, tree};
 use bulkhead_types::{PodUid, VolumeName, chain};
-use rustix::fs::FileType;
+use rustix::fs::{FileType, OFlags};
 
 use super::super::{
     VolumeError,
@@ -225,12 +225,15 @@ pub fn published(node: &Node, pod: Option<&PodUid>) -> Result<Vec<PublishedVolum
         Some(pod) => vec![pod.clone()],
         None => pods_on_disk(node)?,
     };
-    let mounts = way::Mounts::below(&node.settings.paths.pods())?;
+    let below = node.settings.paths.pods();
+    let mounts = way::Mounts::when_asked(&below);
     let mut volumes = Vec::new();
     for pod in &pods {
         // A pod that goes away while we look has no volumes.
-        if let Ok(dir) = pod_dir(&node.settings, pod) {
-            volumes.extend(file_systems(node, pod, &dir, &mounts));
+        if let Ok(dir) = pod_dir(&node.settings, pod)
+            && !has_none(&dir)
+        {
+            volumes.extend(file_systems(node, pod, &dir, mounts.get()?));
         }
     }
     volumes.extend(blocks(node, pod)?);
@@ -242,6 +245,12 @@ fn is_uncertain(node: &Node, pod: &PodUid, spec: &str, block: bool) -> bool {
     let is_it =
         |intent: &Intent| matches!(intent, Intent::Publish { spec: s, block: b } if s.as_str() == spec && *b == block);
     node.journal.of(pod).iter().any(is_it)
+}
+
+/// Whether a pod has no folder for file systems of drivers. One that something is mounted over is no such pod, and not entered.
+fn has_none(dir: &OwnedFd) -> bool {
+    let folder = Path::new("volumes").join(paths::FOLDER);
+    open::beneath_same_mount(dir.as_fd(), folder, OFlags::PATH).is_err_and(|error| error.is_not_found())
 }
 
 fn file_systems(node: &Node, pod: &PodUid, dir: &OwnedFd, mounts: &way::Mounts) -> Vec<PublishedVolume> {
@@ -286,7 +295,7 @@ struct Parts {
 fn blocks(node: &Node, of: Option<&PodUid>) -> Result<Vec<PublishedVolume>, VolumeError> {
     let shown = paths::base(&node.settings.paths);
     let base = stage::base(&node.settings)?;
-    let mounts = way::Mounts::below(&shown)?;
+    let mounts = way::Mounts::when_asked(&shown);
     let mut found: BTreeMap<(PodUid, String), Parts> = BTreeMap::new();
     let wanted = |pod: &PodUid| of.is_none_or(|of| of == pod);
     if let Some(base) = &base {
@@ -326,9 +335,10 @@ fn blocks(node: &Node, of: Option<&PodUid>) -> Result<Vec<PublishedVolume>, Volu
     }
     let mut volumes = Vec::new();
     for ((pod, spec), parts) in found {
+        let mounts = mounts.get()?;
         let folder = Path::new(paths::BLOCK).join(&spec).join("data");
         let found = match &base {
-            Some(base) => read(base, &shown, &folder, &mounts),
+            Some(base) => read(base, &shown, &folder, mounts),
             None => Found { data: None, problem: format!("there is no {}", shown.display()) },
         };
         let Found { data, problem } = found.judged(|data| belongs_to_spec(data, &spec));

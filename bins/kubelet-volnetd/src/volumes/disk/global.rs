@@ -5,8 +5,9 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use bulkhead_sys::mountinfo::MountInfo;
-use bulkhead_sys::{fs_context, mount, open};
+use bulkhead_sys::{fs_context, mount, open, tree};
 use bulkhead_types::{PodUid, VolumeName};
+use rustix::fs::OFlags;
 use rustix::mount::MountAttrFlags;
 
 use super::super::VolumeError;
@@ -16,6 +17,9 @@ use super::place::{DiskPlace, Plugin};
 use super::{Device, DiskError};
 use super::{iscsi, look};
 use crate::node::Settings;
+
+/// Local volumes of a node; a pod cannot add to them.
+const MAX_ENTRIES: usize = 100_000;
 
 /// What is mounted there.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -111,12 +115,28 @@ fn root(settings: &Settings) -> Result<OwnedFd, VolumeError> {
 /// # Errors
 /// mountinfo cannot be read.
 pub fn unused(settings: &Settings) -> Result<Vec<VolumeName>, VolumeError> {
+    if has_none(settings)? {
+        return Ok(Vec::new());
+    }
     let (folder, pods) = (settings.paths.root_dir.join(Plugin::Local.mounts()), settings.paths.pods());
     let mut info = MountInfo::new();
     let mounts = info.read().map_err(VolumeError::Mounts)?;
     let all: Vec<(PathBuf, String)> =
         mounts.map(|mount| (mount.mount_point.into_owned(), mount.device.to_owned())).collect();
     Ok(unused_of(&folder, &pods, &all))
+}
+
+/// Whether there is no folder of a local volume. Where something is mounted over their own one is not looked.
+fn has_none(settings: &Settings) -> Result<bool, VolumeError> {
+    let relative = Plugin::Local.mounts();
+    match open::beneath_same_mount(root(settings)?.as_fd(), relative, OFlags::RDONLY | OFlags::DIRECTORY) {
+        Ok(folder) => {
+            let first = tree::list(folder.as_fd(), MAX_ENTRIES);
+            let path = || settings.paths.root_dir.join(relative);
+            first.map(|names| names.is_empty()).map_err(|source| VolumeError::List { path: path(), source })
+        }
+        Err(error) => Ok(error.is_not_found()),
+    }
 }
 
 /// Pure. A pod has the device, or a part of it: a subPath.
