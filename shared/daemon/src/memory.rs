@@ -9,10 +9,15 @@ use bulkhead_sys::{heap, process, program};
 
 /// How often is looked. A look at an idle process costs microseconds.
 const EVERY: Duration = Duration::from_secs(15);
-/// Who used less processor time than this since the last look is idle, and has freed little. More than what a hundred pods that do
-/// nothing take in that time: their pages would be let go of and come back at each look, some microseconds for each. The looks at
-/// them leave free memory as well, by and by: the heap is given back about once a minute for them.
+/// Who used less processor time than this since the last look is idle, and its program's pages stay. More than what a hundred pods
+/// that do nothing take in that time: their pages would be let go of and come back at each look, some microseconds for each.
 const BUSY: Duration = Duration::from_millis(100);
+/// Who used less processor time than this since the heap was given back has freed little. The looks at a hundred pods that do nothing
+/// leave megabytes of free pages by and by, and take this long in a minute at most; a give-back costs some 0.2 ms with what comes
+/// back after it.
+const FREED: Duration = Duration::from_millis(20);
+/// Who used less than this after a look in the midst of work has not gone on with it.
+const LITTLE: Duration = Duration::from_millis(1);
 /// Less than this is not worth the system calls, nor the page faults of the next burst; bytes.
 const WORTH: usize = 256 << 10;
 
@@ -20,15 +25,13 @@ const WORTH: usize = 256 << 10;
 pub(crate) async fn give_back() -> Infallible {
     let mut tick = tokio::time::interval(EVERY);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let (mut before, mut given_back) = (Duration::ZERO, Duration::ZERO);
-    let mut work = Work::default();
+    let mut before = Duration::ZERO;
+    let (mut freed, mut work) = (Freed::default(), Work::default());
     loop {
         tick.tick().await;
         let used = process::cpu_time();
-        let is_worth = |free| is_worth(used.saturating_sub(given_back), free);
-        if heap::free_bytes().is_some_and(is_worth) {
+        if heap::free_bytes().is_some_and(|free| freed.is_worth(used, free)) {
             heap::give_back();
-            given_back = used;
         }
         if work.leaves_pages(used.saturating_sub(before)) {
             program::let_go_of_pages();
@@ -56,9 +59,27 @@ impl Work {
     }
 }
 
-/// `used`: processor time since the heap was given back. What is free may have been given back already: only work changes that.
-fn is_worth(used: Duration, free: usize) -> bool {
-    used >= BUSY && free >= WORTH
+/// Whether the heap has pages to give back. Those that are free may have been given back already: only work changes that.
+#[derive(Debug, Default)]
+struct Freed {
+    /// Processor time of the process when the heap was given back last.
+    given_back: Duration,
+    was_amid_work: bool,
+}
+
+impl Freed {
+    /// True after work, and once more after the look that came in its midst. `used`: processor time of the process; `free`: bytes.
+    fn is_worth(&mut self, used: Duration, free: usize) -> bool {
+        let since = used.saturating_sub(self.given_back);
+        let is_after_work = since >= FREED;
+        let is_rest = self.was_amid_work && since >= LITTLE;
+        let is_worth = free >= WORTH && (is_after_work || is_rest);
+        if is_worth {
+            self.given_back = used;
+            self.was_amid_work = is_after_work;
+        }
+        is_worth
+    }
 }
 
 #[cfg(test)]
@@ -66,10 +87,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn after_work_that_left_much() {
-        assert!(is_worth(Duration::from_secs(1), 6 << 20));
-        assert!(!is_worth(Duration::from_millis(9), 6 << 20), "idle: it has been given back");
-        assert!(!is_worth(Duration::from_secs(1), 100 << 10));
+    fn the_heap_goes_back_after_work_that_left_much() {
+        let much = 6 << 20;
+        let ms = Duration::from_millis;
+        let mut freed = Freed::default();
+        let looks = [
+            (ms(9), much, false, "idle"),
+            (ms(20), much, true, "what looks at idle pods leave goes back, too"),
+            (ms(20), much, false, "nothing happened since"),
+            (ms(39), much, true, "the rest of it"),
+            (ms(58), much, false, "idle"),
+            (ms(1000), much, true, "a burst"),
+            (ms(1005), much, true, "the rest of the burst"),
+            (ms(1010), much, false, "idle after it"),
+            (ms(2000), 100 << 10, false, "too little is free"),
+            (ms(2000), much, true, "and now there is enough"),
+        ];
+        for (used, free, expected, why) in looks {
+            assert_eq!(freed.is_worth(used, free), expected, "{why}");
+        }
     }
 
     #[test]
