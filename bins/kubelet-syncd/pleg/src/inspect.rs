@@ -126,10 +126,13 @@ fn pod_names(labels: &BTreeMap<String, String>) -> (String, String) {
     (label(mapping::LABEL_POD_NAMESPACE), label(mapping::LABEL_POD_NAME))
 }
 
+/// The count of restarts tells which instance is newer, before the time does: a clock that was set back between two of them makes the
+/// newer one look older. Upstream goes by the time alone (`kuberuntime_container.go` getPodContainerStatuses).
 fn newest_first(pod: &mut RuntimePod) {
     pod.sandboxes
         .sort_by(|a, b| (b.attempt, b.created_at, b.id.as_str()).cmp(&(a.attempt, a.created_at, a.id.as_str())));
-    pod.containers.sort_by(|a, b| (b.created_at, b.id.as_str()).cmp(&(a.created_at, a.id.as_str())));
+    let place = |container: &ContainerStatus| (container.restart_count, container.created_at);
+    pod.containers.sort_by(|a, b| place(b).cmp(&place(a)).then_with(|| b.id.as_str().cmp(a.id.as_str())));
 }
 
 async fn lists(
@@ -201,6 +204,8 @@ fn found<T>(result: Result<T, CriError>) -> Result<Option<T>, CriError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kubelet_model::fixtures::container_status;
+    use kubelet_model::pod::model::RunState;
 
     fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
@@ -251,5 +256,28 @@ mod tests {
         let labelled = labels(&[(mapping::LABEL_POD_NAMESPACE, "default"), (mapping::LABEL_POD_NAME, "a")]);
         assert_eq!(pod_names(&labelled), ("default".to_owned(), "a".to_owned()));
         assert_eq!(pod_names(&BTreeMap::new()), (String::new(), String::new()));
+    }
+
+    #[test]
+    fn a_restart_is_newer_than_what_it_restarted_whatever_the_clock_says() {
+        let instance = |id: &str, restart_count, created: u64| ContainerStatus {
+            id: bulkhead_types::ContainerId::parse(id).unwrap(),
+            restart_count,
+            created_at: std::time::UNIX_EPOCH + std::time::Duration::from_secs(created),
+            ..container_status("a", RunState::Exited, 1)
+        };
+        let mut pod = RuntimePod {
+            containers: vec![instance("first", 0, 9000), instance("third", 2, 200), instance("second", 1, 100)],
+            ..RuntimePod::default()
+        };
+        newest_first(&mut pod);
+        let ids: Vec<&str> = pod.containers.iter().map(|container| container.id.as_str()).collect();
+        assert_eq!(ids, ["third", "second", "first"]);
+
+        // Counts that nobody can tell apart: the time decides, then the id.
+        pod.containers = vec![instance("b", 0, 1), instance("c", 0, 1), instance("a", 0, 2)];
+        newest_first(&mut pod);
+        let ids: Vec<&str> = pod.containers.iter().map(|container| container.id.as_str()).collect();
+        assert_eq!(ids, ["a", "c", "b"]);
     }
 }

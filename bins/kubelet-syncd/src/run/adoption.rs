@@ -67,6 +67,11 @@ pub async fn not_foreign(
     rest
 }
 
+/// Which of two instances of a container is newer: the attempt says so where the clock was set back between them.
+fn place(container: &v1::Container) -> (u32, i64) {
+    (container.metadata.as_ref().map_or(0, |metadata| metadata.attempt), container.created_at)
+}
+
 /// Ready sandboxes of file and HTTP pods with the newest instance of each of their containers.
 fn adoptable(sandboxes: &[v1::PodSandbox], containers: &[v1::Container]) -> Vec<RunningPod> {
     let ready = |s: &&v1::PodSandbox| s.state == i32::from(v1::PodSandboxState::SandboxReady);
@@ -77,7 +82,7 @@ fn adoptable(sandboxes: &[v1::PodSandbox], containers: &[v1::Container]) -> Vec<
         for container in containers.iter().filter(|c| c.pod_sandbox_id == sandbox.id) {
             let Some(name) = container.labels.get(labels::CONTAINER_NAME) else { continue };
             let slot = newest.entry(name).or_insert(container);
-            if slot.created_at < container.created_at {
+            if place(slot) < place(container) {
                 *slot = container;
             }
         }
@@ -119,6 +124,16 @@ mod tests {
             annotations: [(labels::CONTAINER_HASH.to_owned(), hash.to_owned())].into(),
             ..Default::default()
         };
+        // The clock was set back before the restart.
+        let restarted = v1::Container {
+            metadata: Some(v1::ContainerMetadata { name: "a".into(), attempt: 1 }),
+            ..container(0, "ef")
+        };
+        let found = adoptable(
+            &[sandbox(v1::PodSandboxState::SandboxReady)],
+            &[container(1, "ab"), restarted, container(2, "cd")],
+        );
+        assert_eq!(found[0].containers, [("a".to_owned(), 0xef)]);
         let containers = [container(1, "ab"), container(2, "cd")];
         let found = adoptable(&[sandbox(v1::PodSandboxState::SandboxReady)], &containers);
         assert_eq!(found[0].containers, [("a".to_owned(), 0xcd)]);
