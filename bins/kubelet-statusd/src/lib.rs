@@ -114,6 +114,7 @@ use bulkhead_ipc::statusd::status_server::StatusServer;
 use bulkhead_types::{BackOff, Process};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 use crate::api_writer::ApiWriter;
 use crate::node::pressure_view;
@@ -270,21 +271,32 @@ async fn write_to_the_api_server(daemon: &Daemon, state: Arc<StateDir>, api: Opt
     let (told, view, facts) = ViewSenders::new();
     let (addresses, known_addresses) = watch::channel(Vec::new());
     let (pressure_told, pressure) = watch::channel(None);
-    let evictiond = writer.evictiond.clone();
-    let follow = async {
+    let (stop, evictiond) = (daemon.stop.clone(), writer.evictiond.clone());
+    let view_told = syncd_view::follow(writer.syncd.clone(), told, daemon.progress.register("view", LOOP_BOUND));
+    let pressure_told =
+        pressure_view::follow(evictiond, pressure_told, daemon.progress.register("pressure", LOOP_BOUND));
+    // What is woken for each pod is a task of its own: futures that are joined are all polled whenever one of them is woken.
+    let mut work = JoinSet::new();
+    work.spawn(async move {
         tokio::select! {
-            () = daemon.stop.cancelled() => {}
-            () = syncd_view::follow(writer.syncd.clone(), told, daemon.progress.register("view", LOOP_BOUND)) => {}
-            () = pressure_view::follow(evictiond, pressure_told, daemon.progress.register("pressure", LOOP_BOUND)) => {}
+            () = stop.cancelled() => {}
+            () = view_told => {}
+            () = pressure_told => {}
+        }
+    });
+    work.spawn(certificates::run(writer.clone(), daemon.link(Process::Volnetd), known_addresses));
+    work.spawn(pods::run(writer.clone(), events.clone(), facts));
+    work.spawn(events::run(writer.clone(), events.clone(), own_events));
+    let ended = async {
+        while let Some(ended) = work.join_next().await {
+            if let Err(error) = ended
+                && let Ok(panic) = error.try_into_panic()
+            {
+                std::panic::resume_unwind(panic);
+            }
         }
     };
-    tokio::join!(
-        follow,
-        Box::pin(certificates::run(writer.clone(), daemon.link(Process::Volnetd), known_addresses)),
-        Box::pin(node::run(writer.clone(), events.clone(), view, pressure, addresses)),
-        Box::pin(pods::run(writer.clone(), events.clone(), facts)),
-        Box::pin(events::run(writer.clone(), events, own_events))
-    );
+    tokio::join!(node::run(writer, events, view, pressure, addresses), ended);
 }
 
 /// Where to listen. A port that validation let through fits.
