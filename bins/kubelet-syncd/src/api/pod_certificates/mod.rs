@@ -77,13 +77,21 @@ pub struct PodCertificates {
     kept: Mutex<Kept>,
     /// Changes with each thing that is heard.
     told: channel::Sender<u64>,
+    /// Whose key is made that takes long.
+    turn: tokio::sync::Mutex<()>,
     begun: Once,
 }
 
 impl PodCertificates {
     pub fn new(ports: Ports) -> Arc<Self> {
         let (told, _) = channel::channel(0);
-        Arc::new(PodCertificates { ports, kept: Mutex::default(), told, begun: Once::new() })
+        Arc::new(PodCertificates {
+            ports,
+            kept: Mutex::default(),
+            told,
+            turn: tokio::sync::Mutex::default(),
+            begun: Once::new(),
+        })
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
@@ -233,8 +241,10 @@ impl PodCertificates {
         let node_uid = node.and_then(|node| node.metadata.uid.clone());
         let node_uid = node_uid.ok_or("while getting node object from local cache: it is not there yet")?;
         let key_type = wanted.key_type.clone();
-        // Milliseconds of computing.
+        // RSA's are made one at a time: each keeps a thread busy for up to seconds, and others need these threads and the cores too.
+        let turn = if key::takes_long(&key_type) { Some(self.turn.lock().await) } else { None };
         let made = tokio::task::spawn_blocking(move || key::generate(&key_type)).await;
+        drop(turn);
         let (key, request) = made.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
         let name = format!("req-{:016x}", random_fraction().to_bits() ^ random_fraction().to_bits().rotate_left(11));
         let ask = PodCertificateAsk {
