@@ -164,8 +164,8 @@ fn a_secret_that_is_not_there_is_named_and_the_driver_is_not_called() -> Result<
     scene.pod("waits", &["disk"])?;
     scene.wait_event(
         "waits",
-        "FailedMount MountVolume.SetUp failed for volume \"disk\" : fetching NodePublishSecretRef default/later failed: failed to \
-         find the secret later in the namespace default with error: secrets \"later\" ",
+        "FailedMount MountVolume.SetUp failed for volume \"disk\" : fetching NodePublishSecretRef default/later failed: \
+         kubernetes.io/csi: failed to find the secret later in the namespace default with error: secrets \"later\" ",
     )?;
     ensure!(driver.calls_of("NodePublishVolume", "disk")?.is_empty());
     scene.cluster.create(&secret("later", "x"))?;

@@ -294,7 +294,8 @@ impl Expand<'_> {
         };
         let ports = &self.context.ports;
         let reference = source.expand_secret.as_ref();
-        let secret = secrets::secret(&*ports.reader, reference, SecretField::Expand, self.phase()).await?;
+        let block = self.spec.block;
+        let secret = secrets::secret(&*ports.reader, reference, SecretField::Expand, self.phase(), block).await?;
         let mut request = requests::expand(&self.spec, source, can, path, staging_path, bytes);
         request.secrets = secret;
         let _place = match self.moment {

@@ -3,6 +3,7 @@
 //! Between two verbs of kubelet-volnetd stands each call of a driver: what a Prepare has noted is uncertain until its Commit, so
 //! that whoever comes after a death calls again, or takes back.
 
+pub mod csi_words;
 pub mod driver_facts;
 pub mod expand;
 pub mod fc;
@@ -18,6 +19,8 @@ use kubelet_edges::csi::{CsiError, Outcome};
 use kubelet_edges::volnetd::VolnetdError;
 use kubelet_model::objects::ObjectError;
 use tonic::Code;
+
+use self::csi_words::Act;
 
 /// Upstream's step, which the message begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,6 +104,15 @@ impl Failure {
             Outcome::Uncertain | Outcome::Failed => error.to_string(),
         };
         Failure { phase, text, away: false, outcome, code: error.code(), mismatch: false }
+    }
+
+    /// The same with the words of what was to be done with a volume.
+    pub fn act(phase: Phase, error: &CsiError, act: Act, block: bool) -> Self {
+        let failure = Failure::call(phase, error, act.no_client(block));
+        match act.refused(block).filter(|_| failure.code.is_some()) {
+            Some(what) => Failure { text: format!("kubernetes.io/csi: {what}: {error}"), ..failure },
+            None => failure,
+        }
     }
 
     pub fn verb(phase: Phase, error: &VolnetdError) -> Self {

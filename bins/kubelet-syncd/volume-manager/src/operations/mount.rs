@@ -9,6 +9,7 @@ use kubelet_model::events::EventType;
 use kubelet_model::objects::ObjectError;
 use tokio::time::Instant;
 
+use super::csi_words::Act;
 use super::driver_facts::DriverFacts;
 use super::expand::{Expand, Moment};
 use super::secrets::{self, SecretField};
@@ -216,14 +217,9 @@ impl Mount<'_> {
         }
         let context = context?;
         let _place = self.context.place(&source.driver).await;
-        let phase = if source.ephemeral { Phase::SetUp } else { Phase::Device };
-        let what = if source.ephemeral {
-            "mounter.SetUpAt failed to get CSI client"
-        } else {
-            "attacher.MountDevice failed to create newCsiDriverClient"
-        };
+        let (phase, act) = if source.ephemeral { (Phase::SetUp, Act::Publish) } else { (Phase::Device, Act::Stage) };
         let can = self.context.ports.drivers.capabilities(&source.driver).await;
-        let can = can.map_err(|error| Failure::call(phase, &error, what))?;
+        let can = can.map_err(|error| Failure::act(phase, &error, act, self.spec.block))?;
         // Before the stage, which upstream makes in vain.
         facts.check_lifecycle(&source.driver, source.ephemeral).map_err(|why| {
             let text = format!("kubernetes.io/csi: mounter.SetupAt failed to check volume lifecycle mode: {why}");
@@ -307,7 +303,8 @@ impl Mount<'_> {
         let phase = Phase::Device;
         // A driver that does not stage is told nothing.
         let secret = source.stage_secret.as_ref().filter(|_| can.stage);
-        let secret = secrets::secret(&*self.context.ports.reader, secret, SecretField::Stage, phase).await?;
+        let secret =
+            secrets::secret(&*self.context.ports.reader, secret, SecretField::Stage, phase, self.spec.block).await?;
         let request = api::PrepareStageRequest {
             device: Some(self.device(source)),
             selinux_mount_context: self.label.clone(),
@@ -328,8 +325,7 @@ impl Mount<'_> {
             request.secrets = secret;
             if let Err(error) = self.context.ports.drivers.stage(&source.driver, request).await {
                 self.stage_failed(source, &error).await;
-                let what = "attacher.MountDevice failed to create newCsiDriverClient";
-                return Err(Failure::call(phase, &error, what));
+                return Err(Failure::act(phase, &error, Act::Stage, self.spec.block));
             }
         }
         verbs.commit_stage(self.device(source)).await.map_err(|error| Failure::verb(phase, &error))?;
@@ -374,7 +370,7 @@ impl Mount<'_> {
             return Ok(());
         }
         let secret = source.publish_secret.as_ref();
-        let mut secret = secrets::secret(&*ports.reader, secret, SecretField::Publish, phase).await?;
+        let mut secret = secrets::secret(&*ports.reader, secret, SecretField::Publish, phase, self.spec.block).await?;
         let pod = secrets::pod_info(&self.pod);
         let mut extra_context = if facts.pod_info_on_mount { pod.context(source.ephemeral) } else { Pairs::new() };
         // As upstream: a block volume's driver is given none.
@@ -411,7 +407,7 @@ impl Mount<'_> {
             if error.outcome() != Outcome::Uncertain && !mounted_before && !self.was_found(source) {
                 self.unprepare(source).await;
             }
-            return Err(Failure::call(phase, &error, "mounter.SetUpAt failed to get CSI client"));
+            return Err(Failure::act(phase, &error, Act::Publish, self.spec.block));
         }
         if !mounted_before {
             self.expand().await?;

@@ -1,7 +1,7 @@
 //! What a driver is told that nobody else may see: secrets and service-account tokens. They are read for one call, and are in no
 //! log, event or error.
 
-use kubelet_model::objects::TokenWanted;
+use kubelet_model::objects::{ObjectError, TokenWanted};
 use kubelet_model::pod::spec::PodIdentity;
 
 use super::driver_facts::DriverFacts;
@@ -34,19 +34,27 @@ pub enum SecretField {
 }
 
 impl SecretField {
-    /// In the words of upstream's csi_attacher.go, csi_mounter.go and expander.go.
-    fn failed(self, namespace: &str, name: &str, why: &str) -> String {
-        match self {
-            SecretField::Stage => format!("fetching NodeStageSecretRef {namespace}/{name} failed: {why}"),
-            SecretField::Publish => format!("fetching NodePublishSecretRef {namespace}/{name} failed: {why}"),
-            SecretField::Expand => {
-                format!("expander.NodeExpand failed to get NodeExpandSecretRef {namespace}/{name}: {why}")
+    /// In the words of upstream's csi_attacher.go, csi_mounter.go and expander.go, and csi_block.go for a block volume.
+    fn failed(self, block: bool, namespace: &str, name: &str, why: &str) -> String {
+        let (what, between) = match (self, block) {
+            (SecretField::Stage, false) => ("fetching NodeStageSecretRef", " failed"),
+            (SecretField::Publish, false) => ("fetching NodePublishSecretRef", " failed"),
+            (SecretField::Stage, true) => ("kubernetes.io/csi: failed to get NodeStageSecretRef", ""),
+            (SecretField::Publish, true) => {
+                ("kubernetes.io/csi: blockMapper.publishVolumeForBlock failed to get NodePublishSecretRef", "")
             }
-        }
+            (SecretField::Expand, _) => ("expander.NodeExpand failed to get NodeExpandSecretRef", ""),
+        };
+        format!("{what} {namespace}/{name}{between}: {why}")
     }
 }
 
-/// What a secret of the driver's holds; nothing where no field names one.
+/// In the words of upstream's csi_util.go.
+fn not_found(namespace: &str, name: &str, error: &ObjectError) -> String {
+    format!("kubernetes.io/csi: failed to find the secret {name} in the namespace {namespace} with error: {error}")
+}
+
+/// What a secret of the driver's holds; nothing where no field names one. `block`: for a volume without a file system.
 ///
 /// # Errors
 /// It cannot be read, or a value of it is no text.
@@ -55,13 +63,14 @@ pub async fn secret(
     reference: Option<&ObjectRef>,
     field: SecretField,
     phase: Phase,
+    block: bool,
 ) -> Result<Pairs, Failure> {
     let Some(ObjectRef { namespace, name }) = reference else { return Ok(Pairs::new()) };
-    let failed = |why: String| field.failed(namespace, name, &why);
-    let secret = reader.secret(namespace, name).await.map_err(|error| {
-        let why = format!("failed to find the secret {name} in the namespace {namespace} with error: {error}");
-        Failure::object(phase, failed(why), &error)
-    })?;
+    let failed = |why: String| field.failed(block, namespace, name, &why);
+    let secret = reader
+        .secret(namespace, name)
+        .await
+        .map_err(|error| Failure::object(phase, failed(not_found(namespace, name, &error)), &error))?;
     let mut pairs = Pairs::new();
     for (key, value) in secret.data.unwrap_or_default() {
         let Ok(text) = String::from_utf8(value.0) else {
@@ -100,4 +109,30 @@ pub async fn tokens(reader: &dyn ClusterReader, facts: &DriverFacts, pod: &PodIn
     }
     let parts: Vec<String> = parts.into_iter().map(|(audience, status)| format!("{audience}:{status}")).collect();
     Ok([(TOKENS.to_owned(), format!("{{{}}}", parts.join(",")))].into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_that_is_not_there_is_told_as_upstream_tells_it() {
+        const WHY: &str =
+            "kubernetes.io/csi: failed to find the secret s in the namespace n with error: secrets \"s\" not found";
+        assert_eq!(not_found("n", "s", &ObjectError::NotFound("secrets \"s\" not found".to_owned())), WHY);
+        for (field, block, expected) in [
+            (SecretField::Stage, false, "fetching NodeStageSecretRef n/s failed: "),
+            (SecretField::Publish, false, "fetching NodePublishSecretRef n/s failed: "),
+            (SecretField::Expand, false, "expander.NodeExpand failed to get NodeExpandSecretRef n/s: "),
+            (SecretField::Stage, true, "kubernetes.io/csi: failed to get NodeStageSecretRef n/s: "),
+            (
+                SecretField::Publish,
+                true,
+                "kubernetes.io/csi: blockMapper.publishVolumeForBlock failed to get NodePublishSecretRef n/s: ",
+            ),
+            (SecretField::Expand, true, "expander.NodeExpand failed to get NodeExpandSecretRef n/s: "),
+        ] {
+            assert_eq!(field.failed(block, "n", "s", WHY), format!("{expected}{WHY}"), "{field:?}, block: {block}");
+        }
+    }
 }

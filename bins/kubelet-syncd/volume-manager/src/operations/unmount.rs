@@ -4,6 +4,7 @@ use bulkhead_csi::v1;
 use bulkhead_ipc::volnetd as api;
 use bulkhead_types::PodUid;
 
+use super::csi_words::Act;
 use super::{Failure, Phase};
 use crate::actual_state::{ActualVolume, Nameless, Presence};
 use crate::context::Context;
@@ -42,13 +43,7 @@ pub async fn unmount(context: &Context, name: &UniqueName, uid: &PodUid) -> Resu
             target_path: published.target_path,
         };
         let called = context.ports.drivers.unpublish(&device.driver, call).await;
-        called.map_err(|error| {
-            let mut failure = Failure::call(phase, &error, "Unmounter.TearDownAt failed to get CSI client");
-            if failure.code.is_some() {
-                failure.text = format!("kubernetes.io/csi: Unmounter.TearDownAt failed: {error}");
-            }
-            failure
-        })?;
+        called.map_err(|error| Failure::act(phase, &error, Act::Unpublish, device.block))?;
     }
     let end = request("end_publish").map_err(failed)?;
     verbs.end_publish(end).await.map_err(failed)?;
@@ -104,8 +99,7 @@ pub async fn unstage(context: &Context, name: &UniqueName) -> Result<(), Failure
         Ok(api::EndStageRequest { device: Some(device.clone()), guard, folder: String::new() })
     };
     let _place = context.place(&device.driver).await;
-    let what = "attacher.UnmountDevice failed to create newCsiDriverClient";
-    let called = |error| Failure::call(phase, &error, what);
+    let called = |error| Failure::act(phase, &error, Act::Unstage, device.block);
     let can = context.ports.drivers.capabilities(&device.driver).await.map_err(called)?;
     let begin = request("begin_unstage").map_err(failed)?;
     verbs.begin_unstage(begin).await.map_err(failed)?;
