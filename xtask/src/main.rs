@@ -134,7 +134,10 @@ fn command_line() -> clap::Command {
                              upstream's kubelet beside the node in a cluster, from the folder that KUBEBUILDER_ASSETS names",
                         ),
                 )
-                .arg(rest("Passed on: --quick, --part cluster, --pairs N, --pods N, --idle SECONDS, --json; --help names all")),
+                .arg(rest(
+                    "Passed on: --quick, --part cluster, --part busy (probes, followers and scrapes at once), --pairs N, --pods N, \
+                     --idle SECONDS, --json; --help names all",
+                )),
         )
         .subcommand(conformance_command(profile("dev")))
         .subcommand(

@@ -112,6 +112,13 @@ impl Containerd {
         self.shim_processes().into_iter().map(|(pid, _)| pid).collect()
     }
 
+    /// The daemon, where it runs, and its shims: what the runtime costs.
+    pub fn processes(&self) -> Vec<i32> {
+        let child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        let daemon = child.as_ref().map(|child| child.id() as i32);
+        daemon.into_iter().chain(self.shims()).collect()
+    }
+
     fn shim_processes(&self) -> Vec<(i32, Vec<String>)> {
         let socket = self.socket().to_string_lossy().into_owned();
         processes::all()

@@ -83,6 +83,8 @@ pub struct Stat {
     pub parent: i32,
     /// User and system time, in clock ticks.
     pub cpu_ticks: u64,
+    /// The same of children that have ended and were waited for.
+    pub waited_ticks: u64,
     pub start_ticks: u64,
 }
 
@@ -109,6 +111,7 @@ pub fn stat_in(proc: &Path, pid: i32) -> Result<Stat> {
         state: fields.first().and_then(|field| field.chars().next()).unwrap_or('X'),
         parent: number(1) as i32,
         cpu_ticks: number(11) + number(12),
+        waited_ticks: number(13) + number(14),
         start_ticks: number(19),
     })
 }

@@ -30,7 +30,7 @@ use rustls::pki_types::CertificateDer;
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 
-pub use self::wire::{Arriving, Connection, Reader, Writer};
+pub use self::wire::{Arriving, Connection, Counted, Reader, Writer};
 use crate::cluster::client::{Answer, Credential};
 use crate::netns;
 

@@ -2,6 +2,8 @@
 //! directions of a connection that left HTTP or never was of it.
 
 use std::io::{self, Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -22,6 +24,23 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
 fn in_time<T>(runtime: &Handle, limit: Duration, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     let waited = runtime.block_on(async { tokio::time::timeout(limit, work).await });
     waited.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, format!("nothing within {limit:?}"))))
+}
+
+/// An answer that is read and counted by nobody's thread; dropping it breaks the connection.
+#[derive(Debug)]
+pub struct Counted(tokio::task::JoinHandle<()>);
+
+impl Counted {
+    /// Whether the answer has ended or broken.
+    pub fn is_over(&self) -> bool {
+        self.0.is_finished()
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// An answer whose body is read as it comes.
@@ -78,6 +97,18 @@ impl Arriving {
             }
             Ok(None)
         })
+    }
+
+    /// Reads on without a thread that waits, and counts the bytes: until the answer ends, or what is given back is dropped.
+    pub fn counted(self, bytes: Arc<AtomicU64>) -> Counted {
+        let Self { runtime, mut body, rest, .. } = self;
+        bytes.fetch_add(rest.len() as u64, Ordering::Relaxed);
+        Counted(runtime.spawn(async move {
+            while let Some(Ok(frame)) = body.frame().await {
+                let length = frame.data_ref().map_or(0, Bytes::len);
+                bytes.fetch_add(length as u64, Ordering::Relaxed);
+            }
+        }))
     }
 
     /// Reads until `text` has come; gives all up to then (and what came along).

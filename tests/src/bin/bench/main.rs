@@ -2,6 +2,7 @@
 //! because only the ratio of the two means anything elsewhere. Run it as `cargo xtask bench`.
 
 mod against;
+mod busy;
 mod cluster;
 mod collection;
 mod eviction;
@@ -48,9 +49,9 @@ fn run() -> Result<()> {
         .arg(
             Arg::new("part")
                 .long("part")
-                .value_parser(["all", "standalone", "cluster", "probes", "server", "filters", "eviction", "collection", "volumes", "resources", "stages", "scale"])
+                .value_parser(["all", "standalone", "cluster", "probes", "server", "filters", "eviction", "collection", "volumes", "resources", "stages", "scale", "busy"])
                 .default_value("all")
-                .help("Static pods alone, a member of a cluster, probes, the HTTPS server, system calls, evictions, statistics, volumes, resource managers, the stages of starts and deletions or what grows with the number of pods alone, or all of them"),
+                .help("Static pods alone, a member of a cluster, probes, the HTTPS server, system calls, evictions, statistics, volumes, resource managers, the stages of starts and deletions, what grows with the number of pods, or much that is asked at once alone, or all of them"),
         )
         .arg(number("pairs", "30", "Pairs of single starts and deletions, floor and node in turn"))
         .arg(number("pods", "60", "Static pods started at once"))
@@ -94,6 +95,10 @@ fn run() -> Result<()> {
                 .default_value("100,250,500,1000")
                 .help("Numbers of pods on one node, rising"),
         )
+        .arg(number("busy-pods", "100", "Pods with a probe a second each while much is asked at once"))
+        .arg(number("busy-execs", "10", "How many of these probes are commands; the others are HTTP, TCP and gRPC in turn"))
+        .arg(number("followers", "1000", "Followers of the logs of those pods"))
+        .arg(number("scrapers", "10", "Scrapes at once there"))
         .arg(
             Arg::new("picture")
                 .long("picture")
@@ -221,6 +226,16 @@ fn run() -> Result<()> {
         let measured = scale::run(&plan)?;
         sections.push(report::scale(&plan, &measured));
         broke = measured.broke;
+    }
+    if has("busy") {
+        let plan = busy::Plan {
+            pods: few("busy-pods", 8)?.max(1),
+            execs: few("busy-execs", 2)?,
+            followers: few("followers", 16)?,
+            scrapers: few("scrapers", 2)?.max(1),
+            watched: idle,
+        };
+        sections.push(report::busy(&plan, &busy::run(&plan)?));
     }
     if matches.get_flag("json") {
         println!("{:#}", report::json(&sections));

@@ -396,3 +396,23 @@ pub fn pss_of(family: &[(String, i32)]) -> BTreeMap<String, u64> {
     }
     sum
 }
+
+/// Nanoseconds of processor time of this thread.
+///
+/// # Errors
+/// The kernel does not tell.
+pub fn own_cpu() -> Result<u64> {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").context("the thread's processor time")?;
+    text.split(' ').next().and_then(|ns| ns.parse().ok()).context("the thread's processor time has another form")
+}
+
+/// Nanoseconds that a runtime's daemon and shims have used, with what they started and waited for: commands in containers, and the
+/// programs that start these.
+pub fn runtime_cpu(runtime: &bulkhead_testkit::containerd::Containerd) -> u64 {
+    let tick = 1_000_000_000 / processes::ticks_per_second().max(1);
+    let used = |pid: i32| {
+        let waited = processes::stat(pid).map_or(0, |stat| stat.waited_ticks) * tick;
+        processes::cpu_nanoseconds(pid).unwrap_or(0) + waited
+    };
+    runtime.processes().into_iter().map(used).sum()
+}

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::{Lab, Pod};
 use serde_json::json;
 
-use crate::measure::{self, SETTLE, Usage, usage};
+use crate::measure::{self, SETTLE, Usage, own_cpu, usage};
 
 /// Containers of one pod: each costs the runtime a process, a pod costs it a network.
 const CONTAINERS: usize = 25;
@@ -176,10 +176,4 @@ fn floor(servers: Vec<SocketAddr>, connections: u64) -> Result<Usage> {
     })
     .join()
     .map_err(|_| anyhow::anyhow!("the floor panicked"))?
-}
-
-/// Nanoseconds of processor time of this thread.
-fn own_cpu() -> Result<u64> {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").context("the thread's processor time")?;
-    text.split(' ').next().and_then(|ns| ns.parse().ok()).context("the thread's processor time has another form")
 }

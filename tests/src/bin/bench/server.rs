@@ -24,7 +24,7 @@ const SAMPLE_LIFE: Duration = Duration::from_secs(11);
 const LINE: &str = "a line of a log as long as many lines of many logs are, seventy-nine characters";
 
 /// What a scraper asks for.
-const SCRAPED: [&str; 4] = ["/metrics", "/metrics/cadvisor", "/metrics/resource", "/stats/summary"];
+pub const SCRAPED: [&str; 4] = ["/metrics", "/metrics/cadvisor", "/metrics/resource", "/stats/summary"];
 
 /// How much of everything.
 #[derive(Debug, Clone)]
@@ -194,15 +194,22 @@ fn scrapes(plan: &Plan, node: &Node, https: &Https, measured: &mut Measurements)
     Ok(())
 }
 
-fn timed(https: &Https, path: &str) -> Result<(Duration, usize)> {
+/// How long a GET takes, and how many bytes it brings.
+///
+/// # Errors
+/// No answer, or a refusal.
+pub fn timed(https: &Https, path: &str) -> Result<(Duration, usize)> {
     let begin = Instant::now();
     let answer = https.get(path)?;
     ensure!(answer.status == 200, "{path}: {}", answer.status);
     Ok((begin.elapsed(), answer.body.len()))
 }
 
-/// The files of memory, CPU and tasks below each pod's cgroup.
-fn files(node: &Node) -> Result<Duration> {
+/// The files of memory, CPU and tasks below each pod's cgroup, all read once in one thread.
+///
+/// # Errors
+/// One cannot be read.
+pub fn files(node: &Node) -> Result<Duration> {
     let mut all = Vec::new();
     for (controller, file) in [("cpuacct", "cpuacct.usage"), ("memory", "memory.stat"), ("pids", "pids.current")] {
         let root = Path::new("/sys/fs/cgroup").join(controller).join(node.cgroup_root().trim_start_matches('/'));

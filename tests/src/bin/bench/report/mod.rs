@@ -1,5 +1,6 @@
 //! The measured as tables for people and as JSON for comparisons, with the budget beside each.
 
+mod busy;
 mod cluster;
 mod collection;
 mod eviction;
@@ -19,6 +20,7 @@ use serde_json::{Map, Value, json};
 
 use crate::measure::{Measurements, Pair, Plan};
 
+pub use busy::section as busy;
 pub use cluster::section as cluster;
 pub use collection::section as collection;
 pub use eviction::section as eviction;
