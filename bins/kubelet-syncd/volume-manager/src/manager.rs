@@ -487,6 +487,7 @@ impl VolumeManager {
             let seen = node.borrow_and_update().as_deref().map(node_volumes).unwrap_or_default();
             let changed = {
                 let mut world = self.context.world();
+                let seen = world.node.followed_by(seen);
                 let changed = world.node != seen;
                 world.node = seen;
                 changed
@@ -669,6 +670,9 @@ impl VolumeManager {
         errors.retain(|key, _| is_known(key));
         let names = reconciler::in_use(&world.desired, &world.actual, &world.node);
         let in_use = InUse { names, complete: known && sources_ready && world.node.known };
+        if in_use.complete && matches!(world.attacher, Attacher::Controller) {
+            world.node.report(&in_use.names);
+        }
         drop(world);
         for (uid, pod, text) in waiting {
             let text = self.waiting(&uid, Some(vec![Unresolved { text, away: false }])).text;
@@ -722,6 +726,7 @@ fn node_volumes(node: &Node) -> NodeVolumes {
         known: true,
         in_use: status.iter().flat_map(|s| s.volumes_in_use.iter().flatten().cloned()).collect(),
         attached: status.iter().flat_map(|s| s.volumes_attached.iter().flatten().map(|v| v.name.clone())).collect(),
+        withdrawn: BTreeSet::new(),
     }
 }
 

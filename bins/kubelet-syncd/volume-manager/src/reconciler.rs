@@ -18,6 +18,25 @@ pub struct NodeVolumes {
     pub known: bool,
     pub in_use: BTreeSet<String>,
     pub attached: BTreeSet<String>,
+    /// Those of `in_use` that this node has left out since: a write without them may be under way, and what `in_use` says of them may be
+    /// over at any time. None is wanted again before the Node was seen without it, as upstream waits until a volume that is wanted
+    /// again was reported again (`MarkVolumesAsReportedInUse`).
+    pub withdrawn: BTreeSet<String>,
+}
+
+impl NodeVolumes {
+    /// The Node as it was seen next.
+    #[must_use]
+    pub fn followed_by(&self, mut seen: NodeVolumes) -> NodeVolumes {
+        seen.withdrawn = self.withdrawn.intersection(&seen.in_use).cloned().collect();
+        seen
+    }
+
+    /// The node is about to report these, which are all.
+    pub fn report(&mut self, names: &[String]) {
+        let left_out = self.in_use.iter().filter(|name| !names.contains(name)).cloned();
+        self.withdrawn = left_out.collect();
+    }
 }
 
 /// Who attaches volumes to the node.
@@ -236,7 +255,10 @@ pub fn labelled_otherwise(desired: &DesiredState, actual: &ActualState) -> Vec<(
 /// By a controller: it was reported in use first, and then attached, so that none detaches it under the mount.
 pub fn is_attached(attacher: &Attacher, node: &NodeVolumes, volume: &UniqueName) -> bool {
     match attacher {
-        Attacher::Controller => node.in_use.contains(&volume.0) && node.attached.contains(&volume.0),
+        Attacher::Controller => {
+            let is_reported = node.in_use.contains(&volume.0) && !node.withdrawn.contains(&volume.0);
+            is_reported && node.attached.contains(&volume.0)
+        }
         Attacher::Node(attached) => attached.contains(volume),
     }
 }
@@ -244,7 +266,8 @@ pub fn is_attached(attacher: &Attacher, node: &NodeVolumes, volume: &UniqueName)
 /// What the Node's status is to list, sorted.
 pub fn in_use(desired: &DesiredState, actual: &ActualState, node: &NodeVolumes) -> Vec<String> {
     let listed: BTreeSet<String> = node.in_use.union(&node.attached).cloned().collect();
-    let all: BTreeSet<&UniqueName> = desired.attachable().chain(actual.attachable(&listed)).collect();
+    let wanted = desired.attachable().filter(|name| !node.withdrawn.contains(&name.0));
+    let all: BTreeSet<&UniqueName> = wanted.chain(actual.attachable(&listed)).collect();
     all.into_iter().map(|name| name.0.clone()).collect()
 }
 

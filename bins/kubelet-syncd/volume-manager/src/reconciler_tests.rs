@@ -281,6 +281,34 @@ fn in_use_is_what_is_wanted_and_what_is_there() {
     assert_eq!(listed, [unique("a").0, unique("b").0]);
 }
 
+/// What was left out of the list is wanted again only once the Node was seen without it: until then nobody knows whether a write
+/// without it is still to come.
+#[test]
+fn what_was_left_out_is_reported_anew_first() {
+    let mut world = World::new();
+    let shows = |names: &[&str]| NodeVolumes {
+        known: true,
+        in_use: names.iter().map(|name| unique(name).0).collect(),
+        attached: BTreeSet::from([unique("v").0]),
+        withdrawn: BTreeSet::new(),
+    };
+    world.node = shows(&["v"]);
+    world.node.report(&in_use(&world.desired, &world.actual, &world.node));
+    world.want("a", "v", true);
+    assert_eq!(in_use(&world.desired, &world.actual, &world.node), Vec::<String>::new());
+    assert_eq!(world.actions(), [], "the Node is about to be written without it");
+    world.node = world.node.followed_by(shows(&["v", "other"]));
+    assert_eq!(world.actions(), [], "another change says nothing of it");
+    world.node = world.node.followed_by(shows(&[]));
+    assert_eq!(in_use(&world.desired, &world.actual, &world.node), [unique("v").0]);
+    world.node = world.node.followed_by(shows(&["v"]));
+    assert_eq!(world.actions(), [mount("v", "a")]);
+    // What is there is named, whatever was left out before.
+    world.node.withdrawn.insert(unique("v").0);
+    world.actual.volumes.insert(unique("v"), found(Presence::Uncertain, &[]));
+    assert_eq!(in_use(&world.desired, &world.actual, &world.node), [unique("v").0]);
+}
+
 fn presence() -> impl Strategy<Value = Presence> {
     prop_oneof![Just(Presence::No), Just(Presence::Uncertain), Just(Presence::Yes)]
 }
