@@ -171,6 +171,9 @@ impl World {
         if self.cgroups.contains(uid) {
             self.breaks("deleted-last", format!("{name} is deleted before its cgroup"));
         }
+        if self.volumes.has(uid) {
+            self.breaks("deleted-last", format!("{name} is deleted before its volumes are taken back"));
+        }
         if !self.asked.contains(uid) {
             self.breaks("deleted-last", format!("{name} is deleted, and nobody has asked for that"));
         }

@@ -10,6 +10,7 @@ use bulkhead_apiserver::faults::{Action, Rule};
 use bulkhead_apiserver::identity::User;
 use bulkhead_apiserver::request_log::Record;
 use bulkhead_apiserver::resources::named;
+use bulkhead_apiserver::status::ApiError;
 use bulkhead_apiserver::{ApiServer, Config, StaticToken};
 use bulkhead_simulation_kernel as kernel;
 use serde_json::{Value, json};
@@ -23,7 +24,7 @@ use crate::world::{Shared, Wanted};
 /// The port that the node's kubeconfig names.
 pub const PORT: u16 = 6443;
 /// The node's name, as the configuration for tests has it.
-const NODE: &str = "test-node";
+pub(crate) const NODE: &str = "test-node";
 const TOKEN: &str = "simulated";
 /// A connection's bytes that the model holds while they are under way.
 const BUFFER: usize = 64 << 10;
@@ -115,6 +116,16 @@ impl Model {
         }
     }
 
+    pub(crate) fn world(&self) -> &Shared {
+        &self.world
+    }
+
+    /// As the cluster's owner, past the wire. `body`: null for none.
+    pub(crate) fn request(&self, method: &str, path: &str, body: &Value) -> Result<Value, ApiError> {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        self.server.ask(method, path, "application/json", body.as_bytes())
+    }
+
     fn path(pod: &str) -> String {
         format!("/api/v1/namespaces/default/pods/{pod}")
     }
@@ -186,7 +197,7 @@ impl Model {
         }
     }
 
-    fn patch(&self, path: &str, patch: &Value) {
+    pub(crate) fn patch(&self, path: &str, patch: &Value) {
         let kind = "application/strategic-merge-patch+json";
         if let Err(refusal) = self.server.ask("PATCH", path, kind, patch.to_string().as_bytes()) {
             self.world.lock().breaks("no-end", format!("the model refuses a patch of {path}: {refusal}"));
@@ -239,21 +250,33 @@ impl Model {
     /// From here on everything is answered as it should be.
     pub fn end_faults(&self) {
         self.server.faults().clear();
-        self.world.lock().statusd_dies = false;
+        let mut world = self.world.lock();
+        world.statusd_dies = false;
+        world.volumes.faults.clear();
     }
 
-    /// What the node has asked for and got since the last look, and what became of pods.
-    pub fn look(&self, seen: &mut Seen) {
+    /// What the node has asked for and got since the last look, and what became of pods and of the Node. Whether anything was stored.
+    pub fn look(&self, seen: &mut Seen) -> bool {
         self.look_at_requests(seen);
         let version = seen.version;
+        let mut nodes = Vec::new();
         let changes: Vec<_> = self.server.with_store(|store| {
             seen.version = store.version();
-            store.changes_after(named("pods"), version).map(|changes| changes.cloned().collect()).unwrap_or_default()
+            let changes = |plural: &str| {
+                let changes = store.changes_after(named(plural), version);
+                changes.map(|changes| changes.cloned().collect::<Vec<_>>()).unwrap_or_default()
+            };
+            nodes = changes("nodes");
+            changes("pods")
         });
         let mut world = self.world.lock();
         for change in changes {
             world.check_object(change.kind, &change.object.value);
         }
+        for change in nodes {
+            world.check_node(&change.object.value);
+        }
+        seen.version != version
     }
 
     fn look_at_requests(&self, seen: &mut Seen) {

@@ -9,7 +9,7 @@ use crate::schedule::{CALM, ContainerShape, ProbeKind, SETTLING, Shape};
 use crate::world::{Container, State, Told, World, uid_of, version_of};
 
 /// Names of all checks, for the documentation and the mutants.
-pub const NAMES: [&str; 30] = [
+pub const NAMES: [&str; 40] = [
     "one-instance",
     "one-pod-a-name",
     "wanted-runs-on",
@@ -38,6 +38,16 @@ pub const NAMES: [&str; 30] = [
     "probe-order",
     "probe-acts",
     "ready-is-so",
+    "volumes-first",
+    "volume-in-use",
+    "attached-first",
+    "stage-first",
+    "one-place",
+    "unstage-last",
+    "in-use-shown",
+    "detach-last",
+    "volumes-as-desired",
+    "volumes-gone",
     "no-panic",
     "no-end",
 ];
@@ -84,6 +94,7 @@ impl World {
         let past = self.past.entry(uid.clone()).or_default().clone();
         let Some(shape) = past.shape.clone() else { return };
         self.check_order(&shape, &uid, &name, &this.sandbox);
+        self.check_volumes_first(&this, &shape);
         let is_regular = shape.containers.iter().any(|container| container.name == name);
         if is_regular && !past.unsure.contains(&name) {
             match (shape.restart_policy.as_str(), past.ended.get(&name)) {
@@ -283,7 +294,12 @@ impl World {
             self.wanted.iter().map(|(name, wanted)| (name.clone(), wanted.version, wanted.shape.clone())).collect();
         self.check_gone(&wanted, &by_version);
         let mut restless = Vec::new();
+        let contested = self.contested();
         for (name, version, shape) in &wanted {
+            if contested.contains(version) {
+                restless.extend(by_version.get(version).cloned());
+                continue;
+            }
             let uid = by_version.get(version).cloned();
             if let Some(uid) = &uid {
                 self.check_probes(name, uid, shape);
@@ -310,12 +326,20 @@ impl World {
         if self.has_api {
             self.check_api_end(&by_version, &restless);
         }
+        if self.has_driver {
+            self.check_volumes_end();
+        }
     }
 
     /// Nothing is left of pods that nobody wants.
     fn check_gone(&mut self, wanted: &[(String, u64, Shape)], by_version: &BTreeMap<u64, String>) {
-        let keep: Vec<&String> = wanted.iter().filter_map(|(_, version, _)| by_version.get(version)).collect();
-        let left = |uid: &str| !keep.iter().any(|kept| kept.as_str() == uid);
+        let mut keep: Vec<String> =
+            wanted.iter().filter_map(|(_, version, _)| by_version.get(version).cloned()).collect();
+        // They may have no sandbox yet.
+        let contested = self.contested();
+        let waiting = self.wanted.values().filter(|wanted| contested.contains(&wanted.version));
+        keep.extend(waiting.filter_map(|wanted| wanted.uid.clone()));
+        let left = |uid: &str| !keep.iter().any(|kept| kept == uid);
         let mut found = Vec::new();
         found.extend(self.sandboxes.values().filter(|s| left(uid_of(s))).map(|s| format!("sandbox {}", s.id)));
         found.extend(
@@ -336,8 +360,13 @@ impl World {
         let past = self.past.get(uid).cloned().unwrap_or_default();
         let told = self.told.get(uid).cloned().unwrap_or_default();
         let runs = |container: &str| self.running(uid).any(|c| c.name() == container);
-        let blocked =
-            shape.init.iter().any(|c| !c.sidecar && c.behaviour.exit_code != 0 && past.ended.contains_key(&c.name));
+        let failed = |c: &ContainerShape| match past.ended.get(&c.name) {
+            // In its sandbox's end, say.
+            Some(code) if shape.restart_policy == "Never" => *code != 0 || c.behaviour.exit_code != 0,
+            Some(_) => c.behaviour.exit_code != 0,
+            None => false,
+        };
+        let blocked = shape.init.iter().any(|c| !c.sidecar && failed(c));
         let mut wrong = Vec::new();
         for container in &shape.containers {
             let should = container.behaviour.ends_after.is_none() && !blocked;

@@ -34,6 +34,9 @@ pub struct Coverage {
     /// Requests about pods, each with its answer's code.
     #[serde(default)]
     requests: BTreeMap<String, u64>,
+    /// Changes asked of the CSI driver, each with what came of it.
+    #[serde(default)]
+    calls: BTreeMap<String, u64>,
 }
 
 impl Coverage {
@@ -58,7 +61,15 @@ impl Coverage {
         }
     }
 
+    /// A change asked of the CSI driver, and the code that it has answered with.
+    pub fn call(&mut self, call: &str) {
+        *self.calls.entry(call.to_owned()).or_default() += 1;
+    }
+
     pub fn add(&mut self, other: &Coverage) {
+        for (key, count) in &other.calls {
+            *self.calls.entry(key.clone()).or_default() += count;
+        }
         for (key, count) in &other.transitions {
             *self.transitions.entry(key.clone()).or_default() += count;
         }
@@ -96,6 +107,9 @@ impl Coverage {
         };
         text.push_str(&format!("\nphases told: {}\n", list(&self.phases)));
         text.push_str(&format!("what was done: {}\n", list(&self.deeds)));
+        if !self.calls.is_empty() {
+            text.push_str(&format!("calls of the driver: {}\n", list(&self.calls)));
+        }
         if !self.requests.is_empty() {
             text.push_str(&format!("requests about pods: {}\n", list(&self.requests)));
             let missing = REQUESTS.iter().filter(|name| !self.requests.contains_key(**name));

@@ -10,7 +10,8 @@
 //! | [`coverage`] | which states and ways were seen |
 //! | [`world`] | what is true, and the story |
 //! | [`checks`], [`api_checks`] | what must hold |
-//! | [`runtime`], [`volnetd`], [`apiserver`] | models of the peers |
+//! | [`runtime`], [`volnetd`], [`volnetd_csi`], [`apiserver`], [`attacher`], [`csi_driver`] | models of the peers |
+//! | [`volumes`], [`volumes_schedule`] | volumes of claims: what is true and must hold; workload and faults |
 //! | [`observer`] | who listens to what is told |
 //! | [`process`] | a process that gets turns |
 //! | [`node`] | the processes together, and time |
@@ -20,8 +21,10 @@
 
 pub mod api_checks;
 pub mod apiserver;
+pub mod attacher;
 pub mod checks;
 pub mod coverage;
+pub mod csi_driver;
 pub mod dice;
 pub mod mutants;
 pub mod node;
@@ -32,4 +35,7 @@ pub mod runtime;
 pub mod schedule;
 pub mod search;
 pub mod volnetd;
+pub mod volnetd_csi;
+pub mod volumes;
+pub mod volumes_schedule;
 pub mod world;

@@ -29,7 +29,7 @@ pub struct Mutant {
 }
 
 /// All of them, in the order of a pod's life.
-pub const MUTANTS: [Mutant; 30] = [
+pub const MUTANTS: [Mutant; 35] = [
     Mutant {
         name: "takes-over",
         mistake: "after a restart an edited manifest takes over the pod from before the edit, which still ends (as it was until this found it)",
@@ -274,6 +274,46 @@ pub const MUTANTS: [Mutant; 30] = [
         file: "bins/kubelet-syncd/probes/src/prober/worker.rs",
         from: "if memory.run < threshold {",
         to: "if memory.run < threshold || (MUTANT && self.kind == ProbeKind::Liveness && verdict == ProbeOutcome::Failure) {",
+    },
+    Mutant {
+        name: "not-attached",
+        mistake: "a volume is staged before it is reported in use and attached",
+        only: Some(Family::Volumes),
+        file: "bins/kubelet-syncd/volume-manager/src/reconciler.rs",
+        from: "is_reported && node.attached.contains(&volume.0)",
+        to: "MUTANT || is_reported && node.attached.contains(&volume.0)",
+    },
+    Mutant {
+        name: "reported-before",
+        mistake: "a volume that has left volumesInUse counts as reported for as long as the Node shows it (as it was until this found it)",
+        only: Some(Family::Volumes),
+        file: "bins/kubelet-syncd/volume-manager/src/reconciler.rs",
+        from: "self.withdrawn = left_out.collect();",
+        to: "self.withdrawn = if MUTANT { BTreeSet::new() } else { left_out.collect() };",
+    },
+    Mutant {
+        name: "early-unmount",
+        mistake: "after a restart volumes of pods that were not looked at yet are taken back",
+        only: Some(Family::Volumes),
+        file: "bins/kubelet-syncd/volume-manager/src/reconciler.rs",
+        from: "if self.look.ended.contains(pod) && self.look.desired.volume(pod, name).is_none() {",
+        to: "if (self.look.ended.contains(pod) || MUTANT) && self.look.desired.volume(pod, name).is_none() {",
+    },
+    Mutant {
+        name: "early-unstage",
+        mistake: "a volume is unstaged before it is taken back from its last pod",
+        only: Some(Family::Volumes),
+        file: "bins/kubelet-syncd/volume-manager/src/reconciler.rs",
+        from: "if !volume.pods.is_empty() || wanted || self.is_wanted(volume) {",
+        to: "if !volume.pods.is_empty() && !MUTANT || wanted || self.is_wanted(volume) {",
+    },
+    Mutant {
+        name: "early-report",
+        mistake: "volumesInUse shrinks before it is known what is there",
+        only: Some(Family::Volumes),
+        file: "bins/kubelet-syncd/volume-manager/src/manager.rs",
+        from: "let in_use = InUse { names, complete: known && sources_ready && world.node.known };",
+        to: "let in_use = InUse { names, complete: MUTANT || known && sources_ready && world.node.known };",
     },
 ];
 

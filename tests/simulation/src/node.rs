@@ -16,13 +16,14 @@ use serde_json::json;
 
 use crate::process::Process;
 use crate::schedule::{CALM, Deed, Family, Program, SETTLING, STOPPED_BY, Schedule, Shape, Step};
+use crate::volumes_schedule::Claim;
 use crate::world::{Command, Shared, Wanted, World};
-use crate::{apiserver, observer, runtime, volnetd};
+use crate::{apiserver, csi_driver, observer, runtime, volnetd};
 
 /// Paths of the node as everybody names them; nothing is there.
 pub const POD_LOGS: &str = "/simulated/logs";
 pub const PODS: &str = "/simulated/root/pods";
-const ROOT: &str = "/simulated/root";
+pub const ROOT: &str = "/simulated/root";
 const MANIFESTS: &str = "/simulated/manifests";
 
 /// How long a probe's command may take, seconds.
@@ -48,6 +49,11 @@ impl Seat {
     /// Somebody comes at the beginning.
     fn empty() -> Self {
         Seat { process: None, back: Some(Duration::ZERO), stopped: None }
+    }
+
+    /// Nobody comes.
+    fn none() -> Self {
+        Seat { process: None, back: None, stopped: None }
     }
 
     fn taken(process: Process) -> Self {
@@ -84,6 +90,8 @@ struct Cluster {
     seen: apiserver::Seen,
     apiserver: Seat,
     statusd: Seat,
+    /// The CSI driver; nobody where there is none.
+    driver: Seat,
     statusd_socket: UnixListener,
     state: Arc<Mutex<PathBuf>>,
     /// Pods that are to be created once their name is free.
@@ -93,12 +101,14 @@ struct Cluster {
 }
 
 /// The end of a fault.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     SilentWatches {
         bookmarks: bool,
     },
     SilentApi,
+    /// The cluster's controllers look at what has changed.
+    Controllers,
     /// No fault is left over for the time in which the node is to come to rest.
     All,
 }
@@ -138,6 +148,10 @@ pub(crate) fn manifest(pod: &str, shape: &Shape, version: u64) -> serde_json::Va
         {
             made.insert("restartPolicy".to_owned(), json!("Always"));
         }
+        if !shape.claims.is_empty() {
+            let mount = |claim: &Claim| json!({"name": claim.name(), "mountPath": format!("/{}", claim.name())});
+            made["volumeMounts"] = shape.claims.iter().map(mount).collect();
+        }
         for probe in &c.probes {
             let spec = json!({"exec": {"command": probe.words()}, "periodSeconds": probe.period,
                 "failureThreshold": probe.threshold, "timeoutSeconds": PROBE_TIMEOUT});
@@ -147,15 +161,30 @@ pub(crate) fn manifest(pod: &str, shape: &Shape, version: u64) -> serde_json::Va
         }
         made
     };
-    json!({"apiVersion": "v1", "kind": "Pod",
+    let mut made = json!({"apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": pod, "namespace": "default", "annotations": {"simulation/version": version.to_string()}},
         "spec": {"restartPolicy": shape.restart_policy, "terminationGracePeriodSeconds": shape.grace,
             "initContainers": shape.init.iter().map(container).collect::<Vec<_>>(),
-            "containers": shape.containers.iter().map(container).collect::<Vec<_>>()}})
+            "containers": shape.containers.iter().map(container).collect::<Vec<_>>()}});
+    if !shape.claims.is_empty() {
+        made["spec"]["volumes"] = shape.claims.iter().map(|claim| volume(*claim)).collect();
+    }
+    made
+}
+
+/// A volume of a pod, by a claim.
+fn volume(claim: Claim) -> serde_json::Value {
+    let name = claim.name();
+    if claim != Claim::Own {
+        return json!({"name": name, "persistentVolumeClaim": {"claimName": name}});
+    }
+    let spec = json!({"accessModes": [claim.access_mode()], "storageClassName": "",
+        "resources": {"requests": {"storage": "1Mi"}}});
+    json!({"name": name, "ephemeral": {"volumeClaimTemplate": {"spec": spec}}})
 }
 
 impl Cluster {
-    fn start(node: &NodeConfig, folder: &Path, world: &Shared, machine: &Process) -> Result<Self> {
+    fn start(family: Family, node: &NodeConfig, folder: &Path, world: &Shared, machine: &Process) -> Result<Self> {
         let mut config = node.clone();
         config.paths.run_dir = folder.join("run-statusd");
         std::fs::create_dir_all(&config.paths.run_dir).context("making a folder")?;
@@ -165,13 +194,18 @@ impl Cluster {
             UnixListener::bind(config.paths.socket(Name::Statusd)).context("listening for kubelet-statusd")?;
         let model = apiserver::Model::start(world.clone(), &machine.handle().context("no machine")?)?;
         anyhow::ensure!(kernel::route(apiserver::PORT, &api_socket(folder)), "the folder's path is too long");
-        world.lock().has_api = true;
+        let has_driver = family == Family::Volumes;
+        (world.lock().has_api, world.lock().has_driver) = (true, has_driver);
+        if has_driver {
+            model.furnish();
+        }
         Ok(Cluster {
             config,
             model,
             seen: apiserver::Seen::default(),
             apiserver: Seat::empty(),
             statusd: Seat::empty(),
+            driver: if has_driver { Seat::empty() } else { Seat::none() },
             statusd_socket,
             state: Arc::default(),
             waiting: Vec::new(),
@@ -181,7 +215,13 @@ impl Cluster {
 
     /// Pods whose name is free now, and what the last turn has brought.
     fn look(&mut self) {
-        self.model.look(&mut self.seen);
+        let has_changed = self.model.look(&mut self.seen);
+        let mut world = self.model.world().lock();
+        if has_changed && world.has_driver && !self.ends.iter().any(|(_, end)| *end == End::Controllers) {
+            let late = world.way_to_api() + world.dice.below(100);
+            self.ends.push((kernel::now() + Duration::from_millis(late), End::Controllers));
+        }
+        drop(world);
         let model = &self.model;
         self.waiting.retain(|(pod, shape)| !model.create(pod, shape));
     }
@@ -207,10 +247,15 @@ impl Cluster {
             match end {
                 End::SilentWatches { bookmarks } => self.model.silence_watches(false, bookmarks),
                 End::SilentApi => self.model.silence(false),
+                End::Controllers => self.model.reconcile(),
                 End::All => self.model.end_faults(),
             }
         }
     }
+}
+
+fn driver_socket(folder: &Path) -> PathBuf {
+    folder.join("driver.sock")
 }
 
 fn api_socket(folder: &Path) -> PathBuf {
@@ -224,7 +269,7 @@ impl Node {
     /// The folder cannot be filled, or a socket not be made.
     pub fn new(schedule: &Schedule, folder: &Path) -> Result<Self> {
         let mut config = configuration(folder)?;
-        if schedule.family == Family::Api {
+        if schedule.family.has_api() {
             with_api(&mut config);
         }
         for name in ["run", "manifests"] {
@@ -235,10 +280,9 @@ impl Node {
         let world = Shared::new(schedule.seed);
         let observed = world.clone();
         let machine = Process::start(async move || observer::listen(observed, &socket).await)?;
-        let cluster = match schedule.family {
-            Family::Api => Some(Cluster::start(&config, folder, &world, &machine)?),
-            Family::Pods | Family::Probes | Family::Many => None,
-        };
+        let family = schedule.family;
+        let has_api = family.has_api();
+        let cluster = has_api.then(|| Cluster::start(family, &config, folder, &world, &machine)).transpose()?;
         let mut steps = schedule.steps.clone();
         steps.reverse();
         Ok(Node {
@@ -279,7 +323,7 @@ impl Node {
             let steps = self.steps.last().map(|step| Duration::from_millis(step.at));
             let cluster = self.cluster.as_ref();
             let seats = [&self.syncd, &self.volnetd, &self.runtime].into_iter();
-            let seats = seats.chain(cluster.into_iter().flat_map(|c| [&c.apiserver, &c.statusd]));
+            let seats = seats.chain(cluster.into_iter().flat_map(|c| [&c.apiserver, &c.statusd, &c.driver]));
             let back = seats.flat_map(|seat| [seat.back, seat.stopped]);
             let ends = cluster.into_iter().flat_map(|c| c.ends.iter().map(|(at, _)| Some(*at)));
             let next = back.chain(ends).chain([until, steps, self.stopped_by]).flatten().min().unwrap_or(end);
@@ -299,7 +343,7 @@ impl Node {
             let mut moved = false;
             let mut until = None;
             let seats = [&mut self.syncd, &mut self.volnetd, &mut self.runtime];
-            let cluster = self.cluster.iter_mut().flat_map(|c| [&mut c.statusd, &mut c.apiserver]);
+            let cluster = self.cluster.iter_mut().flat_map(|c| [&mut c.statusd, &mut c.apiserver, &mut c.driver]);
             let running = seats.into_iter().chain(cluster).filter(|seat| seat.stopped.is_none());
             let running = running.filter_map(|seat| seat.process.as_mut());
             let mut ended = false;
@@ -334,7 +378,8 @@ impl Node {
     /// Processes that are due to come (back) do.
     fn take_seats(&mut self) -> Result<()> {
         let now = kernel::now();
-        for program in [Program::Syncd, Program::Statusd, Program::Volnetd, Program::Runtime] {
+        let all = [Program::Syncd, Program::Statusd, Program::Volnetd, Program::Runtime, Program::Driver];
+        for program in all {
             if let Some(seat) = self.seat(program).filter(|seat| seat.stopped.is_some_and(|until| until <= now)) {
                 seat.stopped = None;
                 self.world.lock().tell(program.name(), "goes on");
@@ -362,6 +407,14 @@ impl Node {
                 let process = Process::start(async move || model.serve(listener).await)?;
                 cluster.apiserver = Seat::taken(process);
             }
+            if is_due(&cluster.driver) {
+                let listener = listen(&driver_socket(&self.folder))?;
+                let world = self.world.clone();
+                cluster.driver = Seat::taken(Process::start(async move || csi_driver::serve(world, listener).await)?);
+                let mut world = self.world.lock();
+                world.tell("driver", "starts");
+                world.volumes.socket_comes();
+            }
             if is_due(&cluster.statusd) {
                 self.start_statusd()?;
             }
@@ -378,6 +431,7 @@ impl Node {
             let mut world = self.world.lock();
             world.volnetd_epoch += 1;
             world.watchers.clear();
+            world.volumes.watchers.clear();
             world.volnetd_epoch
         };
         let model = volnetd::Model {
@@ -388,6 +442,7 @@ impl Node {
             state: self.state.clone(),
             runtime_socket: self.config.runtime_socket.clone(),
             kubeconfig: self.folder.join("kubeconfig"),
+            driver_socket: driver_socket(&self.folder),
         };
         let mut to_statusd = None;
         if let Some(cluster) = &self.cluster {
@@ -463,6 +518,7 @@ impl Node {
         match program {
             Program::Syncd => Some(&mut self.syncd),
             Program::Statusd => self.cluster.as_mut().map(|cluster| &mut cluster.statusd),
+            Program::Driver => self.cluster.as_mut().map(|cluster| &mut cluster.driver),
             Program::Volnetd => Some(&mut self.volnetd),
             Program::Runtime => Some(&mut self.runtime),
         }
@@ -484,7 +540,8 @@ impl Node {
             (Command::RestartVolnetd { down }, _) => (&mut self.volnetd, down),
             (Command::KillStatusd { down }, Some(cluster)) => (&mut cluster.statusd, down),
             (Command::RestartApi { down }, Some(cluster)) => (&mut cluster.apiserver, down),
-            (Command::KillStatusd { .. } | Command::RestartApi { .. }, None) => return,
+            (Command::KillDriver { down }, Some(cluster)) => (&mut cluster.driver, down),
+            (Command::KillStatusd { .. } | Command::RestartApi { .. } | Command::KillDriver { .. }, None) => return,
         };
         if seat.process.take().is_none() {
             return;
@@ -503,6 +560,7 @@ impl Node {
             }
             Command::RestartVolnetd { .. } => {
                 world.watchers.clear();
+                world.volumes.watchers.clear();
                 let _ = std::fs::remove_file(self.config.paths.socket(Name::Volnetd));
                 let _ = std::fs::remove_file(self.config.paths.broker_socket());
                 if let Some(cluster) = &self.cluster {
@@ -512,6 +570,8 @@ impl Node {
                 world.tell("kubelet-volnetd", "is away");
             }
             Command::KillStatusd { .. } => world.tell("kubelet-statusd", "is dead"),
+            // Its socket stays where it is, and refuses connections.
+            Command::KillDriver { .. } => world.tell("driver", "is dead"),
             Command::RestartApi { .. } => {
                 let _ = std::fs::remove_file(api_socket(&self.folder));
                 world.tell("kube-apiserver", "is away");
@@ -555,6 +615,8 @@ impl Node {
             | Deed::ForgetHistory
             | Deed::SilentWatches { .. }
             | Deed::SilentApi { .. } => self.do_api_step(deed),
+            Deed::KillDriver { down } => self.command(Command::KillDriver { down: *down }),
+            Deed::Driver { fault } => self.world.lock().volumes.faults.push(*fault),
             Deed::KillStatusd { down } => self.command(Command::KillStatusd { down: *down }),
             Deed::RestartApi { down } => self.command(Command::RestartApi { down: *down }),
             Deed::Stop { program, lasts } => {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::dice::Dice;
+use crate::volumes_schedule::{Claim, DriverFault};
 
 /// Nothing happens from outside after this time; the node has the rest of the run to come to what is wanted.
 pub const CALM: Duration = Duration::from_secs(180);
@@ -124,6 +125,9 @@ pub struct Shape {
     pub grace: u64,
     pub init: Vec<ContainerShape>,
     pub containers: Vec<ContainerShape>,
+    /// Claims whose volumes each of its containers mounts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub claims: Vec<Claim>,
 }
 
 /// What becomes of the next call that changes something.
@@ -153,10 +157,17 @@ pub enum Family {
     Probes,
     /// Many small pods of manifests that come and go at the same moments: more than are started or taken down at a time.
     Many,
+    /// Pods of the API server whose containers mount volumes of claims, which a CSI driver serves.
+    Volumes,
 }
 
 impl Family {
-    pub const ALL: [Family; 4] = [Family::Pods, Family::Api, Family::Probes, Family::Many];
+    pub const ALL: [Family; 5] = [Family::Pods, Family::Api, Family::Probes, Family::Many, Family::Volumes];
+
+    /// Whether the node has an API server.
+    pub fn has_api(self) -> bool {
+        matches!(self, Family::Api | Family::Volumes)
+    }
 
     /// What `--only` takes.
     pub fn name(self) -> &'static str {
@@ -165,6 +176,7 @@ impl Family {
             Family::Api => "api",
             Family::Probes => "probes",
             Family::Many => "many",
+            Family::Volumes => "volumes",
         }
     }
 
@@ -206,6 +218,7 @@ pub enum Program {
     Statusd,
     Volnetd,
     Runtime,
+    Driver,
 }
 
 impl Program {
@@ -216,6 +229,7 @@ impl Program {
             Program::Statusd => "kubelet-statusd",
             Program::Volnetd => "kubelet-volnetd",
             Program::Runtime => "runtime",
+            Program::Driver => "driver",
         }
     }
 }
@@ -276,6 +290,14 @@ pub enum Deed {
     /// kube-apiserver is away for so many milliseconds.
     RestartApi {
         down: u64,
+    },
+    /// The CSI driver is killed, and starts again after so many milliseconds. What it has mounted stays.
+    KillDriver {
+        down: u64,
+    },
+    /// The next change that is asked of the CSI driver.
+    Driver {
+        fault: DriverFault,
     },
     /// A process is stopped (SIGSTOP) and goes on after so many milliseconds, as one that the machine does not run.
     Stop {
@@ -351,6 +373,8 @@ impl Deed {
             Deed::Meddle { .. } => "meddle",
             Deed::KillStatusd { .. } => "kill-statusd",
             Deed::RestartApi { .. } => "restart-api",
+            Deed::KillDriver { .. } => "kill-driver",
+            Deed::Driver { .. } => "driver-fault",
             Deed::Stop { .. } => "stop",
             Deed::Api { .. } => "api-fault",
             Deed::CloseWatches => "close-watches",
@@ -406,6 +430,8 @@ impl fmt::Display for Deed {
             Deed::Meddle { pod } => write!(f, "somebody writes a condition of {pod}"),
             Deed::KillStatusd { down } => write!(f, "kubelet-statusd is killed for {down} ms"),
             Deed::RestartApi { down } => write!(f, "kube-apiserver restarts, away for {down} ms"),
+            Deed::KillDriver { down } => write!(f, "the driver is killed for {down} ms"),
+            Deed::Driver { fault } => write!(f, "the next change asked of the driver: {fault:?}"),
             Deed::Stop { program, lasts } => write!(f, "{} is stopped, and goes on after {lasts} ms", program.name()),
             Deed::Api { fault } => write!(f, "of what the node asks of kube-apiserver: {fault:?}"),
             Deed::CloseWatches => write!(f, "all watches end"),
@@ -436,6 +462,9 @@ impl fmt::Display for Deed {
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "restartPolicy {}, grace period {} s", self.restart_policy, self.grace)?;
+        for claim in &self.claims {
+            write!(f, "; claim {}", claim.name())?;
+        }
         let init = self.init.iter().map(|c| (if c.sidecar { "sidecar" } else { "init container" }, c));
         for (kind, container) in init.chain(self.containers.iter().map(|c| ("container", c))) {
             let Behaviour { ends_after, exit_code, heeds_term } = container.behaviour;
@@ -484,8 +513,9 @@ impl Schedule {
     /// turn.
     pub fn of(seed: u64, only: Option<Family>) -> Self {
         let family = only.unwrap_or(match seed % 8 {
-            1 | 5 => Family::Pods,
+            1 => Family::Pods,
             3 => Family::Probes,
+            5 => Family::Volumes,
             7 => Family::Many,
             _ => Family::Api,
         });
@@ -511,6 +541,15 @@ impl Schedule {
                 faults(&mut dice, &mut steps);
                 api_faults(&mut dice, &mut steps);
                 stops(&mut Dice::of(seed, "stopped"), &mut steps, family);
+            }
+            Family::Volumes => {
+                crate::volumes_schedule::workload(&mut dice, &mut steps);
+                faults(&mut dice, &mut steps);
+                api_faults(&mut dice, &mut steps);
+                stops(&mut Dice::of(seed, "stopped"), &mut steps, family);
+                // What a clock that is set back does to restarts is the other families'.
+                steps.retain(|step| !matches!(step.deed, Deed::StepClock { .. }));
+                crate::volumes_schedule::faults(&mut dice, &mut steps);
             }
         }
         steps.sort_by_key(|step| step.at);
@@ -568,7 +607,7 @@ fn crowd(dice: &mut Dice, steps: &mut Vec<Step>) {
 }
 
 /// A pod of one container that runs on, often with a sidecar: what differs is how long they take to end.
-fn small(dice: &mut Dice) -> Shape {
+pub(crate) fn small(dice: &mut Dice) -> Shape {
     let mut init = Vec::new();
     if dice.percent(40) {
         let mut sidecar = container(dice, "i0".to_owned(), false);
@@ -576,7 +615,13 @@ fn small(dice: &mut Dice) -> Shape {
         init.push(sidecar);
     }
     let containers = vec![container(dice, "c0".to_owned(), false)];
-    Shape { restart_policy: "Always".to_owned(), grace: dice.one_of(30, &[1, 2, 5, 10]), init, containers }
+    Shape {
+        restart_policy: "Always".to_owned(),
+        grace: dice.one_of(30, &[1, 2, 5, 10]),
+        init,
+        containers,
+        claims: Vec::new(),
+    }
 }
 
 /// Pods of the API server live as those of manifests, and end in more ways.
@@ -632,7 +677,7 @@ fn container(dice: &mut Dice, name: String, ends: bool) -> ContainerShape {
     }
 }
 
-fn shape(dice: &mut Dice) -> Shape {
+pub(crate) fn shape(dice: &mut Dice) -> Shape {
     let restart_policy = dice.one_of("Always", &["Always", "OnFailure", "Never"]).to_owned();
     let mut init = Vec::new();
     for number in 0..dice.below(3) {
@@ -652,7 +697,7 @@ fn shape(dice: &mut Dice) -> Shape {
     });
     let containers = containers.collect();
     let grace = dice.one_of(30, &[0, 1, 2, 10, 60]);
-    Shape { restart_policy, grace, init, containers }
+    Shape { restart_policy, grace, init, containers, claims: Vec::new() }
 }
 
 fn call_fault(dice: &mut Dice) -> CallFault {
@@ -733,7 +778,7 @@ fn stops(dice: &mut Dice, steps: &mut Vec<Step>, family: Family) {
         let program = match (dice.below(4), family) {
             (0, _) => Program::Volnetd,
             (1, _) => Program::Runtime,
-            (2, Family::Api) => Program::Statusd,
+            (2, Family::Api | Family::Volumes) => Program::Statusd,
             _ => Program::Syncd,
         };
         let lasts = dice.one_of(200, &[2_000, 15_000, 40_000]);

@@ -17,7 +17,7 @@ use bulkhead_ipc::peers::PeerUsers;
 use bulkhead_ipc::volnetd as api;
 use bulkhead_ipc::volnetd::cgroups_server::{Cgroups, CgroupsServer};
 use bulkhead_ipc::volnetd::credential;
-use bulkhead_ipc::volnetd::csi_server::{Csi, CsiServer};
+use bulkhead_ipc::volnetd::csi_server::CsiServer;
 use bulkhead_ipc::volnetd::files_server::{Files, FilesServer};
 use bulkhead_ipc::volnetd::open_request::Kind;
 use bulkhead_ipc::volnetd::volumes_server::{Volumes, VolumesServer};
@@ -30,13 +30,15 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::{UnboundedReceiverStream, UnixListenerStream};
 use tonic::{Request, Response, Status};
 
+use crate::csi_driver;
 use crate::node::{POD_LOGS, PODS};
 use crate::runtime::change;
 use crate::schedule::Peer;
+use crate::volumes::REGISTRATION;
 use crate::world::{Shared, World};
 
-type Answer<T> = Result<Response<T>, Status>;
-type Listed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+pub(crate) type Answer<T> = Result<Response<T>, Status>;
+pub(crate) type Listed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[derive(Debug, Clone)]
 pub struct Model {
@@ -49,6 +51,8 @@ pub struct Model {
     pub runtime_socket: PathBuf,
     /// Where the kubeconfig is, if there is one.
     pub kubeconfig: PathBuf,
+    /// Where the CSI driver listens, if there is one.
+    pub driver_socket: PathBuf,
 }
 
 /// Serves both sockets until it is dropped.
@@ -97,6 +101,7 @@ impl Model {
                 Ok(stream) => Ok(Some(stream.into())),
                 Err(error) => Err(Status::unavailable(error.to_string())),
             },
+            Kind::PluginSocket(plugin) => self.plugin_socket(&plugin).map(Some),
             Kind::Manifest(manifest) if manifest.name.is_empty() => folder(&self.manifests).map(Some),
             Kind::Manifest(manifest) => match std::fs::File::open(self.manifests.join(&manifest.name)) {
                 Ok(file) => Ok(Some(file.into())),
@@ -110,7 +115,7 @@ impl Model {
         }
     }
 
-    async fn change<T: Send + 'static>(
+    pub(crate) async fn change<T: Send + 'static>(
         &self,
         what: String,
         act: impl FnOnce(&mut World) -> Result<T, Status> + Send + 'static,
@@ -118,8 +123,17 @@ impl Model {
         change(&self.world, &self.machine, Peer::Volnetd, what, act).await.map(Response::new)
     }
 
+    fn plugin_socket(&self, plugin: &api::PluginSocket) -> Result<OwnedFd, Status> {
+        let is_known = plugin.registration == REGISTRATION || plugin.endpoint == csi_driver::endpoint();
+        if !is_known || self.world.lock().volumes.socket == 0 {
+            return Err(Status::not_found("there is no such socket"));
+        }
+        let connected = std::os::unix::net::UnixStream::connect(&self.driver_socket);
+        connected.map(OwnedFd::from).map_err(|error| Status::unavailable(error.to_string()))
+    }
+
     /// As the real one: what is stale is refused.
-    fn guard(&self, guard: Option<&DestructiveGuard>) -> Result<(), Status> {
+    pub(crate) fn guard(&self, guard: Option<&DestructiveGuard>) -> Result<(), Status> {
         let Some(guard) = guard else { return Err(Status::invalid_argument("no guard")) };
         if guard.volnetd_epoch != self.epoch {
             return Err(Status::failed_precondition("stale epoch"));
@@ -131,7 +145,7 @@ impl Model {
     }
 }
 
-fn listed<T: Send + 'static>(items: Vec<T>) -> Listed<T> {
+pub(crate) fn listed<T: Send + 'static>(items: Vec<T>) -> Listed<T> {
     Box::pin(tokio_stream::iter(items.into_iter().map(Ok)))
 }
 
@@ -162,11 +176,13 @@ impl Watches for Model {
 
     async fn watch(&self, request: Request<api::WatchRequest>) -> Answer<Self::WatchStream> {
         let (sender, receiver) = mpsc::unbounded_channel();
-        if request.into_inner().kind() == api::WatchKind::Manifests {
-            self.world.lock().watchers.push(sender);
-            return Ok(Response::new(Box::pin(UnboundedReceiverStream::new(receiver))));
+        let mut world = self.world.lock();
+        match request.into_inner().kind() {
+            api::WatchKind::Manifests => world.watchers.push(sender),
+            api::WatchKind::Plugins if world.has_driver => world.volumes.watch(sender),
+            _ => return Ok(Response::new(Box::pin(tokio_stream::pending()))),
         }
-        Ok(Response::new(Box::pin(tokio_stream::pending())))
+        Ok(Response::new(Box::pin(UnboundedReceiverStream::new(receiver))))
     }
 }
 
@@ -208,6 +224,9 @@ impl Volumes for Model {
         let what = format!("TearDownPod {}", self.world.lock().short(&uid));
         self.change(what, move |world| {
             world.check_removal(&uid, "the folder");
+            if world.volumes.has(&uid) {
+                return Ok(api::TearDownPodReply { done: false, left: vec!["a volume of a driver".to_owned()] });
+            }
             if !request.volumes_only {
                 world.folders.remove(&uid);
             }
@@ -232,15 +251,22 @@ impl Volumes for Model {
             .change(format!("Prune but for {} pods", known.len()), move |world| {
                 let gone = |uids: &BTreeSet<String>| uids.difference(&known).cloned().collect::<Vec<_>>();
                 let (folders, cgroups) = (gone(&world.folders), gone(&world.cgroups));
+                let mut kept = Vec::new();
                 for uid in folders {
                     world.check_removal(&uid, "the folder");
+                    // As the real one: what a driver has published stays, and with it the folder.
+                    if world.volumes.has(&uid) {
+                        let action = "kept".to_owned();
+                        kept.push(api::PruneStep { action, pod_uid: uid, ..Default::default() });
+                        continue;
+                    }
                     world.folders.remove(&uid);
                 }
                 for uid in cgroups {
                     world.check_removal(&uid, "the cgroup");
                     world.cgroups.remove(&uid);
                 }
-                Ok(Vec::new())
+                Ok(kept)
             })
             .await?;
         Ok(Response::new(listed(steps.into_inner())))
@@ -377,30 +403,5 @@ impl Cgroups for Model {
 
     absent! {
         end_session(EndSessionRequest) -> EndSessionReply;
-    }
-}
-
-#[tonic::async_trait]
-impl Csi for Model {
-    type ListStagedStream = Listed<api::StagedVolume>;
-    type ListPublishedStream = Listed<api::PublishedVolume>;
-
-    async fn list_staged(&self, _: Request<api::ListStagedRequest>) -> Answer<Self::ListStagedStream> {
-        Ok(Response::new(listed(Vec::new())))
-    }
-
-    async fn list_published(&self, _: Request<api::ListPublishedRequest>) -> Answer<Self::ListPublishedStream> {
-        Ok(Response::new(listed(Vec::new())))
-    }
-
-    absent! {
-        prepare_stage(PrepareStageRequest) -> PrepareStageReply;
-        commit_stage(CsiDevice) -> CommitStageReply;
-        begin_unstage(EndStageRequest) -> EndStageReply;
-        end_stage(EndStageRequest) -> EndStageReply;
-        prepare_publish(PreparePublishRequest) -> PreparePublishReply;
-        commit_publish(CommitPublishRequest) -> CommitPublishReply;
-        begin_unpublish(EndPublishRequest) -> EndPublishReply;
-        end_publish(EndPublishRequest) -> EndPublishReply;
     }
 }

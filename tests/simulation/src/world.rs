@@ -10,6 +10,7 @@ use bulkhead_simulation_kernel as kernel;
 use crate::coverage::Coverage;
 use crate::dice::Dice;
 use crate::schedule::{Behaviour, CallFault, Peer, ProbeKind, Shape};
+use crate::volumes::Volumes;
 
 /// A sandbox of the runtime.
 #[derive(Debug, Clone)]
@@ -162,6 +163,7 @@ pub enum Command {
     RestartRuntime { down: u64 },
     RestartVolnetd { down: u64 },
     KillStatusd { down: u64 },
+    KillDriver { down: u64 },
     RestartApi { down: u64 },
 }
 
@@ -184,6 +186,10 @@ pub struct World {
     /// Folders of logs, by uid, with the highest number of a log of each container.
     pub logs: BTreeMap<String, BTreeMap<String, u32>>,
     pub volnetd_epoch: u64,
+    /// Claims' volumes.
+    pub volumes: Volumes,
+    /// The node has a CSI driver.
+    pub has_driver: bool,
     pub wanted: BTreeMap<String, Wanted>,
     /// By uid.
     pub past: BTreeMap<String, Past>,
@@ -239,6 +245,8 @@ impl Shared {
             cgroups: BTreeSet::new(),
             logs: BTreeMap::new(),
             volnetd_epoch: 1,
+            volumes: Volumes::default(),
+            has_driver: false,
             wanted: BTreeMap::new(),
             past: BTreeMap::new(),
             told: BTreeMap::new(),
