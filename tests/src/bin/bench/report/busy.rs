@@ -29,9 +29,9 @@ fn beyond(of: &Of, without: &Of) -> BTreeMap<String, f64> {
 /// What bare loops use for a load: of their own, and of the runtime; percent of a core.
 fn floor(plan: &Plan, floors: &Floors, without: &Of, load: Load) -> (f64, f64) {
     let seconds = plan.watched.as_secs_f64();
-    // The loop of probes makes as many as are due in that time.
-    let idle = share(without.runtime_ns, without.idle.seconds);
-    let probes = (share(floors.probes_ns, seconds), share(floors.probes_runtime_ns, floors.seconds) - idle);
+    // The loop of probes makes as many as are due in that time, and may take longer for them.
+    let idle = share(without.runtime_ns, without.idle.seconds) * floors.seconds / seconds.max(1.0);
+    let probes = (share(floors.probes_ns, seconds), share(floors.probes_runtime_ns, seconds) - idle);
     let followers = (share(floors.followers_ns, seconds), 0.0);
     let scrapes = (share(floors.scrapes_ns(plan.scrapers, rounds(plan.watched)), seconds), 0.0);
     match load {
@@ -166,9 +166,9 @@ mod tests {
     #[test]
     fn the_floor_of_everything_is_that_of_its_parts() {
         let floors = Floors {
-            seconds: 30.0,
+            seconds: 33.0,
             probes_ns: 300_000_000,
-            probes_runtime_ns: 900_000_000,
+            probes_runtime_ns: 930_000_000,
             followers_ns: 600_000_000,
             files_ns: 1_000_000,
             ..Floors::default()
