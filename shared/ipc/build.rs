@@ -3,9 +3,10 @@
 use prost::Message as _;
 
 /// Proto files, below `kubelet/`.
-const FILES: [&str; 23] = [
+const FILES: [&str; 24] = [
     "common/v1/common.proto",
     "common/v1/disks.proto",
+    "common/v1/flexvolume.proto",
     "common/v1/iptables.proto",
     "common/v1/journal.proto",
     "common/v1/logging.proto",
@@ -30,7 +31,8 @@ const FILES: [&str; 23] = [
 ];
 
 /// Messages whose generated `Debug` would print secrets; `src/redact.rs` gives them one that does not.
-const SECRETS: [&str; 2] = ["kubelet.syncd.v1.StreamUrl", "kubelet.common.v1.IscsiChap"];
+const SECRETS: [&str; 3] =
+    ["kubelet.syncd.v1.StreamUrl", "kubelet.common.v1.IscsiChap", "kubelet.common.v1.FlexSecret"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let root = "../../proto";

@@ -9,8 +9,15 @@ use bulkhead_testkit::skip::{Lack, skip_this_test};
 use bulkhead_testkit::{LONG, Node, build, eventually, previous};
 
 /// The launcher's program, and the processes that it starts besides the daemons.
-pub const OTHERS: [&str; 6] =
-    ["kubelet", "kubelet-walker", "kubelet-journal", "kubelet-iptables", "kubelet-disks", "kubelet-ctl"];
+pub const OTHERS: [&str; 7] = [
+    "kubelet",
+    "kubelet-walker",
+    "kubelet-journal",
+    "kubelet-iptables",
+    "kubelet-disks",
+    "kubelet-flexvolume",
+    "kubelet-ctl",
+];
 
 /// Which of two versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 //!
 //! # Serves / calls
 //! `kubelet.volnetd.v1` (Volumes, Csi, Files, Cgroups, Shutdown, Watches, Audit) and `kubelet.common.v1.Process` on
-//! `kubelet-volnetd.sock`, the descriptor broker on `kubelet-volnetd.fd.sock`. No gRPC, no network: it asks kubelet-iptables and
-//! kubelet-disks, which run programs for it, systemd over its private socket where the cgroup driver is systemd, and logind on the
+//! `kubelet-volnetd.sock`, the descriptor broker on `kubelet-volnetd.fd.sock`. No gRPC, no network: it asks kubelet-iptables,
+//! kubelet-disks and, where an operator has switched it on, kubelet-flexvolume, which run programs for it, systemd over its private socket where the cgroup driver is systemd, and logind on the
 //! system bus where pods get time at a shutdown ([`inhibitor`]).
 //!
 //! # Privileges
@@ -51,6 +51,7 @@
 //! | [`audit`] | how many records of privileged acts are kept, and which are shown |
 //! | [`iptables`] | when the chains of iptables are looked at, and what of it is told |
 //! | [`disks`] | how kubelet-disks is asked |
+//! | [`flexvolume`] | how kubelet-flexvolume is asked |
 //! | [`inhibitor`] | nothing: the lock that delays a shutdown, one copy of it |
 //! | [`agent_sockets`] | whether a socket by which plugins register with kubelet-syncd, or agents ask it, is bound anew |
 //! | [`cgroups`] | the pods' cgroup tree and its limits |
@@ -85,6 +86,7 @@ pub mod broker;
 pub mod cgroups;
 pub mod disks;
 pub mod files;
+pub mod flexvolume;
 pub mod guard;
 pub mod inhibitor;
 pub mod iptables;
@@ -139,6 +141,10 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     node.disks.set(match daemon.take_listener(disks::SOCKET) {
         Some(socket) => Asker::new(Some(socket))?,
         None => Asker::at(&daemon.config.paths.run_dir.join("kubelet-disks.sock")),
+    });
+    node.flex.set(match daemon.take_listener(flexvolume::SOCKET) {
+        Some(socket) => Asker::new(Some(socket))?,
+        None => Asker::at(&daemon.config.paths.run_dir.join("kubelet-flexvolume.sock")),
     });
     let broker = serve_broker(node.clone(), broker, daemon.peer_users(), daemon.gate.clone(), ended);
     let services = service::add_to(daemon.services(), node, watches);

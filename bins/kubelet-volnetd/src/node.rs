@@ -20,6 +20,7 @@ use crate::agent_sockets::AgentSocket;
 use crate::audit::{AuditLog, StoreError};
 use crate::cgroups::PodsTree;
 use crate::disks::Disks;
+use crate::flexvolume::Flex;
 use crate::guard::Guard;
 use crate::inhibitor::Inhibitor;
 use crate::journal::{Journal, JournalError, StagedKey, StagingIntent};
@@ -122,6 +123,7 @@ pub struct Node {
     pub audit: AuditLog,
     pub workers: WorkerPool,
     pub disks: Disks,
+    pub flex: Flex,
     /// The delay of a shutdown.
     pub inhibitor: Inhibitor,
     /// Bound for kubelet-syncd.
@@ -193,6 +195,7 @@ impl Node {
             audit,
             workers,
             disks: Disks::default(),
+            flex: Flex::default(),
             inhibitor: Inhibitor::default(),
             pod_resources: AgentSocket::pod_resources(),
             pods_api: AgentSocket::pods_api(),

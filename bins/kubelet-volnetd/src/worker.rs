@@ -29,6 +29,7 @@ use crate::volumes::disk::options::{FsType, Options};
 use crate::volumes::disk::place::DiskPlace;
 use crate::volumes::disk::{Device, Found, global, look, map};
 use crate::volumes::empty_dir::{self, Group, Medium, Place, SetUp};
+use crate::volumes::flex::{self, FlexVolume};
 use crate::volumes::host_path::{self, HostPathType};
 use crate::volumes::local::{self, Local};
 use crate::volumes::nfs::{self, Nfs};
@@ -125,6 +126,26 @@ pub enum Task {
     UnmountDevice {
         place: DiskPlace,
     },
+    /// The folder of a FlexVolume driver's volume; answers its path where something is mounted there.
+    PrepareFlex {
+        pod: PodUid,
+        flex: FlexVolume,
+    },
+    GiveFlex {
+        pod: PodUid,
+        flex: FlexVolume,
+        group: Group,
+    },
+    /// Binds of subPaths.
+    UnbindFlex {
+        pod: PodUid,
+        volumes: Vec<FlexVolume>,
+    },
+    EndFlex {
+        pod: PodUid,
+        flex: FlexVolume,
+        may_unmount: bool,
+    },
     TearDownPod {
         pod: PodUid,
         scope: Scope,
@@ -215,6 +236,10 @@ impl Task {
             Task::OtherGroup { pod, local } => format!("OtherGroup of volume {} of pod {pod}", local.volume),
             Task::EndDevice { volume } => format!("EndDevice of local volume {volume}"),
             Task::UnmountDevice { place } => format!("UnmountDevice of {place}"),
+            Task::PrepareFlex { pod, flex } => format!("PrepareFlex of volume {} of pod {pod}", flex.volume),
+            Task::GiveFlex { pod, flex, .. } => format!("GiveFlex of volume {} of pod {pod}", flex.volume),
+            Task::UnbindFlex { pod, .. } => format!("UnbindFlex of pod {pod}"),
+            Task::EndFlex { pod, flex, .. } => format!("EndFlex of volume {} of pod {pod}", flex.volume),
             Task::TearDownPod { pod, .. } => format!("TearDownPod of pod {pod}"),
             Task::PrepareStage { staged, .. } => format!("PrepareStage of {}", staged.what()),
             Task::CommitStage { staged } => format!("CommitStage of {}", staged.what()),
@@ -236,9 +261,9 @@ impl Task {
     /// gives a volume to its group is waited for as long as that may take: it goes on while it is named as what takes long.
     const fn patience(&self) -> Duration {
         match self {
-            Task::CommitPublish { giving: Some(_), .. } | Task::SetUpLocal { may_mount: true, .. } => {
-                ownership::PATIENCE.saturating_add(Duration::from_secs(10))
-            }
+            Task::CommitPublish { giving: Some(_), .. }
+            | Task::SetUpLocal { may_mount: true, .. }
+            | Task::GiveFlex { .. } => ownership::PATIENCE.saturating_add(Duration::from_secs(10)),
             Task::SetUpNfs { may_mount: true, .. } => nfs::LONGEST_MOUNT,
             _ => Duration::from_secs(15),
         }
@@ -363,6 +388,19 @@ fn act(settings: &Settings, task: Task, fd: Option<OwnedFd>) -> Result<(Done, Op
         }
         Task::UnmountDevice { place } => {
             global::unmount(settings, &place)?;
+            Done::Nothing
+        }
+        Task::PrepareFlex { pod, flex } => Done::Bound(flex::prepare(settings, &pod, &flex)?),
+        Task::GiveFlex { pod, flex, group } => {
+            flex::give(settings, &pod, &flex, group)?;
+            Done::Nothing
+        }
+        Task::UnbindFlex { pod, volumes } => {
+            flex::unbind(settings, &pod, &volumes)?;
+            Done::Nothing
+        }
+        Task::EndFlex { pod, flex, may_unmount } => {
+            flex::end(settings, &pod, &flex, may_unmount)?;
             Done::Nothing
         }
         Task::TearDownPod { pod, scope, kept } => Done::TornDown(teardown::tear_down(settings, &pod, scope, &kept)?),

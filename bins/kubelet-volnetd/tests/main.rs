@@ -8,6 +8,7 @@ mod csi;
 mod csi_crashes;
 mod csi_leftovers;
 mod disks;
+mod flexvolume;
 mod life;
 mod local;
 mod nfs;

@@ -44,6 +44,8 @@ pub struct KubeletFlags {
     pub vsock_port: i32,
     /// Of our own: a pod that needs a device of a plugin that is coming back is refused at once, as upstream refuses it.
     pub device_plugin_no_wait: bool,
+    /// Of our own: FlexVolume drivers are called (decision 91), where `kubelet` starts the processes itself.
+    pub flexvolume: bool,
     /// Flags that upstream's statistics library once leaked: checked for their type, kept, used by nothing.
     pub cadvisor: BTreeMap<String, String>,
 }
@@ -78,6 +80,7 @@ impl Default for KubeletFlags {
             eviction_exclude_active_page_cache: false,
             vsock_port: 0,
             device_plugin_no_wait: false,
+            flexvolume: false,
             cadvisor: BTreeMap::new(),
         }
     }

@@ -22,7 +22,6 @@ const FIELDS: &[&str] = &[
     "enableContentionProfiling",
     "kubeletCgroups",
     "systemCgroups",
-    "volumePluginDir",
     "showHiddenMetricsForVersion",
     "logging.vmodule",
     "logging.options",
@@ -124,7 +123,7 @@ mod tests {
         let flags = KubeletFlags { experimental_mounter_path: "/mounter".into(), ..KubeletFlags::default() };
         let mut config = flag_defaults();
         config.cpu_manager_policy = "static".into();
-        config.volume_plugin_dir = "/plugins".into();
+        config.kubelet_cgroups = "/kubelet".into();
         config.feature_gates.insert("EventedPLEG".into(), true);
         config.feature_gates.insert("NodeSwap".into(), true);
         config.feature_gates.insert("RestartAllContainersOnContainerExits".into(), false);
@@ -133,7 +132,7 @@ mod tests {
         config.feature_gates.insert("GenericWorkload".into(), true);
         assert_eq!(
             named(&flags, &config),
-            ["--experimental-mounter-path", "volumePluginDir", "featureGates[EventedPLEG]"]
+            ["--experimental-mounter-path", "kubeletCgroups", "featureGates[EventedPLEG]"]
         );
     }
 

@@ -13,8 +13,8 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt as _, Interest};
 use tokio::net::unix::pipe;
 
-/// Largest question, bytes.
-pub const MAX_QUESTION_BYTES: usize = 8 * 1024;
+/// Largest question, bytes: a FlexVolume driver is told of a secret, which holds certificates.
+pub const MAX_QUESTION_BYTES: usize = 64 * 1024;
 /// Largest answer that is a message, bytes.
 const MAX_ANSWER_BYTES: u64 = 64 * 1024;
 

@@ -16,6 +16,13 @@ impl fmt::Debug for crate::common::IscsiChap {
     }
 }
 
+/// How much there is may be told.
+impl fmt::Debug for crate::common::FlexSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FlexSecret").field("entries", &self.data.len()).finish()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #[test]
@@ -26,5 +33,8 @@ mod tests {
         let chap = crate::common::IscsiChap { password: "SECRET".into(), ..Default::default() };
         let disk = crate::common::IscsiDisk { chap: Some(chap), ..Default::default() };
         assert!(!format!("{disk:?}").contains("SECRET"));
+        let secret = crate::common::FlexSecret { data: [("SECRET".into(), b"SECRET".to_vec())].into() };
+        let volume = crate::common::FlexVolume { secret: Some(secret), ..Default::default() };
+        assert!(!format!("{volume:?}").contains("SECRET"));
     }
 }

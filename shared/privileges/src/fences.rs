@@ -63,6 +63,9 @@ impl Row {
             (Program::Launcher, _) => return Fencing::None("its children mount, and fences are inherited"),
             (Program::Iptables, _) => return Fencing::Fence { fence: iptables(), required: false },
             (Program::Disks, _) => return Fencing::Fence { fence: disks(), required: false },
+            (Program::Flexvolume, _) => {
+                return Fencing::None("a fenced process may not mount, and where drivers work nobody knows");
+            }
             (Program::Journal, _) => return Fencing::Fence { fence: journal(), required: false },
             (Program::Daemon(_) | Program::Walker, None) => return Fencing::None("there is no configuration"),
             (Program::Walker, Some(config)) => return Fencing::Fence { fence: walker(config), required: true },

@@ -21,6 +21,8 @@ pub enum Program {
     Iptables,
     /// Prepares block devices for kubelet-volnetd.
     Disks,
+    /// Calls FlexVolume drivers for kubelet-volnetd, where the operator has switched it on.
+    Flexvolume,
 }
 
 /// Whose process it is.
@@ -99,7 +101,7 @@ pub const CORE_LIMIT: u64 = 0;
 /// What a process without privileges has no use for: every group.
 const EVERYTHING: &[Deny] = &Deny::ALL;
 
-/// volnetd mounts, so that stays; nothing else does.
+/// volnetd and FlexVolume drivers mount, so that stays; nothing else does.
 const ALL_BUT_MOUNTS: &[Deny] = &[
     Deny::OpenByHandle,
     Deny::Fanotify,
@@ -316,9 +318,38 @@ const DISKS: Row = Row {
     oom_score_adj: Some(0),
 };
 
+const FLEXVOLUME: Row = Row {
+    program: Program::Flexvolume,
+    // Drivers are root's programs, and mount.
+    user: User::Root,
+    in_daemons_group: false,
+    // What mount helpers and servers of FUSE file systems need, of programs that nobody knows (decision 91).
+    capabilities: &[
+        Capability::CAP_SYS_ADMIN,    // mount, umount
+        Capability::CAP_DAC_OVERRIDE, // folders and files of whatever user
+        Capability::CAP_CHOWN,        // a volume is given to the group that the pod names
+        Capability::CAP_FOWNER,       // its mode, too
+        Capability::CAP_FSETID,       // and keeps setgid
+        Capability::CAP_SETUID,       // servers give root up
+        Capability::CAP_SETGID,       // and its groups
+        Capability::CAP_SETPCAP,      // mount.cifs gives up its bounding set
+        Capability::CAP_KILL,         // such a server is ended with its volume
+    ],
+    passed_on: &[],
+    bounding: Bounding::Row,
+    no_new_privs: true,
+    families: &[Family::Unix, Family::Inet, Family::Inet6],
+    denied: ALL_BUT_MOUNTS,
+    runs_programs: RunsPrograms::Always,
+    serves: &[Serves { socket: "questions", peers: &["kubelet-volnetd"] }],
+    // Drivers, and servers of file systems that they leave running.
+    memory_bytes: 1024 * MIB,
+    oom_score_adj: Some(0),
+};
+
 impl Program {
-    /// All nine, the launcher first.
-    pub const ALL: [Program; 9] = [
+    /// All ten, the launcher first.
+    pub const ALL: [Program; 10] = [
         Program::Launcher,
         Program::Daemon(Process::Volnetd),
         Program::Daemon(Process::Syncd),
@@ -328,11 +359,12 @@ impl Program {
         Program::Journal,
         Program::Iptables,
         Program::Disks,
+        Program::Flexvolume,
     ];
 
     /// Works for one of the daemons, and serves nobody else.
     pub const fn is_helper(self) -> bool {
-        matches!(self, Program::Walker | Program::Journal | Program::Iptables | Program::Disks)
+        matches!(self, Program::Walker | Program::Journal | Program::Iptables | Program::Disks | Program::Flexvolume)
     }
 
     /// File name of the program.
@@ -344,6 +376,7 @@ impl Program {
             Program::Journal => "kubelet-journal",
             Program::Iptables => "kubelet-iptables",
             Program::Disks => "kubelet-disks",
+            Program::Flexvolume => "kubelet-flexvolume",
         }
     }
 
@@ -359,6 +392,7 @@ impl Program {
             Program::Journal => &JOURNAL,
             Program::Iptables => &IPTABLES,
             Program::Disks => &DISKS,
+            Program::Flexvolume => &FLEXVOLUME,
         }
     }
 }
@@ -485,11 +519,13 @@ mod tests {
         for row in Program::ALL.map(Program::row) {
             let denied = row.denied(None);
             assert!(denied.contains(&Deny::OpenByHandle) && denied.contains(&Deny::Trace));
-            let runs = matches!(row.program, Program::Launcher | Program::Journal | Program::Iptables | Program::Disks);
+            let runs = row.runs_programs == RunsPrograms::Always;
+            let named = [Program::Launcher, Program::Journal, Program::Iptables, Program::Disks, Program::Flexvolume];
+            assert_eq!(named.contains(&row.program), runs, "{}", row.program.name());
             assert_eq!(denied.contains(&Deny::Exec), !runs, "{}", row.program.name());
             assert_eq!(
                 denied.contains(&Deny::Mount),
-                !matches!(row.program, Program::Launcher | Program::Daemon(Process::Volnetd)),
+                !matches!(row.program, Program::Launcher | Program::Daemon(Process::Volnetd) | Program::Flexvolume),
                 "{}",
                 row.program.name()
             );

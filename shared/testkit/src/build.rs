@@ -11,7 +11,8 @@ pub const PROGRAMS: [&str; 6] =
     ["kubelet", "kubelet-volnetd", "kubelet-syncd", "kubelet-evictiond", "kubelet-statusd", "kubelet-ctl"];
 
 /// Processes beside the daemons: some only where a configuration asks for them, and not every earlier version has them.
-pub const HELPERS: [&str; 4] = ["kubelet-walker", "kubelet-journal", "kubelet-iptables", "kubelet-disks"];
+pub const HELPERS: [&str; 5] =
+    ["kubelet-walker", "kubelet-journal", "kubelet-iptables", "kubelet-disks", "kubelet-flexvolume"];
 
 static DIRECTORY: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 

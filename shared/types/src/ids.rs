@@ -136,6 +136,45 @@ id!(
     |t| bounded(t, 128) && starts_alphanumeric(t) && t.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
 );
 
+id!(
+    /// A FlexVolume driver as volumes name it: `vendor/driver`, or `driver` alone. `kubernetes.io` is the kubelet's own plugins'
+    /// vendor: a driver of that name would have its volumes in their folders.
+    FlexDriver,
+    "FlexVolume driver",
+    "<vendor>/<driver> or <driver>: letters, digits, '-', '_' and '.', at most 63 and of a vendor 190, each starting with a letter or digit, and no vendor kubernetes.io",
+    |t| {
+        let word = |t: &str, max| {
+            bounded(t, max)
+                && starts_alphanumeric(t)
+                && t.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+        };
+        match t.split_once('/') {
+            Some((vendor, driver)) => vendor != "kubernetes.io" && word(vendor, 190) && word(driver, 63),
+            None => word(t, 63),
+        }
+    }
+);
+
+impl FlexDriver {
+    /// The name of its folder, and of its volumes' folder below a pod's (upstream EscapeQualifiedName).
+    pub fn folder(&self) -> String {
+        crate::escape_qualified_name(self.as_str())
+    }
+
+    /// The driver that a folder is named after.
+    ///
+    /// # Errors
+    /// It is no driver's.
+    pub fn of_folder(name: &str) -> Result<Self, IdError> {
+        Self::parse(&name.replacen('~', "/", 1))
+    }
+
+    /// The name of its program, in its folder.
+    pub fn program(&self) -> &str {
+        self.as_str().rsplit('/').next().unwrap_or_default()
+    }
+}
+
 fn bounded(text: &str, max: usize) -> bool {
     !text.is_empty() && text.len() <= max
 }
@@ -179,6 +218,28 @@ mod tests {
         assert!(PodUid::parse("9b6d61c0820b1343bf3743b2806ef0dd").is_ok());
         assert!(PodName::parse("web-node-a.example").is_ok());
         assert!(ContainerName::parse("a.b").is_err());
+    }
+
+    #[test]
+    fn drivers_are_two_words_and_one_folder() {
+        for (name, folder, program) in [
+            ("k8s/nfs", "k8s~nfs", "nfs"),
+            ("lvm", "lvm", "lvm"),
+            ("ceph.rook.io/rook-1", "ceph.rook.io~rook-1", "rook-1"),
+        ] {
+            let driver = FlexDriver::parse(name).unwrap();
+            assert_eq!((driver.folder().as_str(), driver.program()), (folder, program));
+            assert_eq!(FlexDriver::of_folder(folder).unwrap(), driver);
+        }
+        for bad in
+            ["", "/", "a/", "/b", "a/b/c", "../b", "a/..", ".a/b", "a/.b", "a~b", "a b", "a/b\0", "kubernetes.io/nfs"]
+        {
+            assert!(FlexDriver::parse(bad).is_err(), "{bad:?}");
+        }
+        for bad in ["a~b~c", "~b", "kubernetes.io~nfs", "kubernetes.io~empty-dir", ".x"] {
+            assert!(FlexDriver::of_folder(bad).is_err(), "{bad:?}");
+        }
+        assert!(FlexDriver::parse(&format!("{}/b", "a".repeat(191))).is_err());
     }
 
     proptest! {

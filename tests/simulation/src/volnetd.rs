@@ -280,6 +280,7 @@ impl Volumes for Model {
         set_up_nfs(SetUpNfsRequest) -> SetUpVolumeReply;
         set_up_fc(SetUpFcRequest) -> SetUpVolumeReply;
         set_up_iscsi(SetUpIscsiRequest) -> SetUpVolumeReply;
+        set_up_flex(SetUpFlexRequest) -> SetUpFlexReply;
         end_disk(EndDiskRequest) -> EndDiskReply;
         prepare_sub_path(PrepareSubPathRequest) -> SetUpVolumeReply;
     }

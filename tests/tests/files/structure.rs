@@ -43,6 +43,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("kubelet-journal", &["bulkhead-types", "bulkhead-sys", "bulkhead-ipc", "bulkhead-daemon", "bulkhead-helper"]),
     ("kubelet-iptables", &["bulkhead-types", "bulkhead-sys", "bulkhead-ipc", "bulkhead-daemon", "bulkhead-helper"]),
     ("kubelet-disks", &["bulkhead-types", "bulkhead-sys", "bulkhead-ipc", "bulkhead-daemon", "bulkhead-helper"]),
+    (
+        "kubelet-flexvolume",
+        &["bulkhead-types", "bulkhead-sys", "bulkhead-config", "bulkhead-ipc", "bulkhead-daemon", "bulkhead-helper"],
+    ),
     // It compares the privilege map with what /proc shows, so it reads both; it changes nothing of its own.
     ("kubelet-ctl", &["bulkhead-types", "bulkhead-config", "bulkhead-ipc", "bulkhead-privileges", "bulkhead-sys"]),
     (

@@ -12,7 +12,7 @@ use bulkhead_privileges::{Program, User};
 use bulkhead_testkit::build::workspace_root;
 
 /// The services and the most exposure that `systemd-analyze security` may find, in tenths.
-const SERVICES: [(&str, Program, u32); 8] = [
+const SERVICES: [(&str, Program, u32); 9] = [
     ("kubelet-volnetd", Program::Daemon(bulkhead_types::Process::Volnetd), 50),
     ("kubelet-syncd", Program::Daemon(bulkhead_types::Process::Syncd), 15),
     ("kubelet-evictiond", Program::Daemon(bulkhead_types::Process::Evictiond), 15),
@@ -21,6 +21,7 @@ const SERVICES: [(&str, Program, u32); 8] = [
     ("kubelet-journal", Program::Journal, 15),
     ("kubelet-iptables", Program::Iptables, 20),
     ("kubelet-disks", Program::Disks, 20),
+    ("kubelet-flexvolume", Program::Flexvolume, 55),
 ];
 
 /// Directives that say what a process may not do: each must come with its reason.
@@ -338,6 +339,20 @@ fn sockets_are_started_however_often_the_kubelet_is() {
     }
 }
 
+/// Programs that nobody of us knows, with root's power: they are an operator's to switch on.
+#[test]
+fn flexvolume_drivers_are_off_until_somebody_enables_them() {
+    for (name, text) in units().into_iter().filter(|(name, _)| !name.starts_with("kubelet-flexvolume.")) {
+        assert!(!text.contains("kubelet-flexvolume"), "{name} pulls it in");
+    }
+    assert_eq!(values(&unit("kubelet-flexvolume.socket"), "WantedBy"), ["kubelet.target"]);
+    assert!(values(&unit("kubelet-flexvolume.service"), "WantedBy").is_empty());
+    let text = unit("kubelet-flexvolume.service");
+    let there: Vec<&str> = directives(&text).into_iter().filter(|name| NOT_FOR_VOLNETD.contains(name)).collect();
+    assert!(there.is_empty(), "what drivers mount would be seen by nobody else: {there:?}");
+    assert_eq!(values(&text, "KillMode"), ["process"], "servers of file systems outlive it");
+}
+
 /// kubelet-volnetd sets them where `kubeReservedCgroup` names the slice, and nobody else does.
 #[test]
 fn the_slice_has_no_limits_of_its_own() {
@@ -360,6 +375,7 @@ fn sockets_are_where_the_processes_look_and_go_with_kubelet_service() {
         ("kubelet-journal.socket", ("/run/kubelet/kubelet-journal.sock", "journal", "kubelet-statusd", "0600")),
         ("kubelet-iptables.socket", ("/run/kubelet/kubelet-iptables.sock", "iptables", "root", "0600")),
         ("kubelet-disks.socket", ("/run/kubelet/kubelet-disks.sock", "disks", "root", "0600")),
+        ("kubelet-flexvolume.socket", ("/run/kubelet/kubelet-flexvolume.sock", "flexvolume", "root", "0600")),
     ]);
     let sockets = units().into_iter().filter(|(name, _)| name.ends_with(".socket") && name != KERNEL_LOG);
     let sockets: Vec<(String, String)> = sockets.collect();

@@ -102,6 +102,7 @@ fn privileges_are_as_promised(machine: &Machine) -> Result<()> {
         ("kubelet-journal.service", 15),
         ("kubelet-iptables.service", 20),
         ("kubelet-disks.service", 20),
+        ("kubelet-flexvolume.service", 55),
     ] {
         machine.check(&["systemd-analyze", "security", &format!("--threshold={tenths}"), service])?;
     }
@@ -362,6 +363,7 @@ fn nothing_runs(machine: &Machine) -> Result<()> {
         "kubelet-journal.service",
         "kubelet-iptables.service",
         "kubelet-disks.service",
+        "kubelet-flexvolume.service",
     ]) {
         let unit = machine.unit(service)?;
         ensure!(unit.active == "inactive" && unit.main_pid == 0, "{service}: {unit:?}");

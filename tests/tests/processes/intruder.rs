@@ -17,13 +17,16 @@ use serde_json::{Value, json};
 /// Who is stood in for: the daemons, and who enters file systems or runs programs for one of them.
 const WHO: [&str; 8] = {
     let [volnetd, syncd, evictiond, statusd] = DAEMONS;
-    let [walker, journal, iptables, disks] = build::HELPERS;
+    // kubelet-flexvolume is off unless an operator switches it on, and gives root: SECURITY.md says so, and no table has to.
+    let [walker, journal, iptables, disks, _flexvolume] = build::HELPERS;
     [volnetd, syncd, evictiond, statusd, walker, journal, iptables, disks]
 };
 /// It runs for moments, and is no process to be attacked.
 const ON_DEMAND: &str = "kubelet-iptables";
 /// It runs where a volume lies on a block device or is a disk, and is no process to be attacked either.
 const DISKS: &str = "kubelet-disks";
+/// It is off here.
+const FLEXVOLUME: &str = "kubelet-flexvolume";
 const INTRUDER: &str = env!("CARGO_BIN_EXE_intruder");
 /// The reviewed table.
 const TABLE: &str = include_str!("../../fixtures/intruder.txt");
@@ -220,7 +223,7 @@ fn plan(node: &Node, pod: &Value, kubeconfig: &Path, scratch: &Path) -> Result<V
         .map(|(name, pid)| (name.strip_prefix("kubelet-").unwrap_or("launcher").to_owned(), pid))
         .collect();
     processes.insert("pod".to_owned(), process_of(node, uid)?);
-    for name in build::HELPERS.into_iter().filter(|name| ![ON_DEMAND, DISKS].contains(name)) {
+    for name in build::HELPERS.into_iter().filter(|name| ![ON_DEMAND, DISKS, FLEXVOLUME].contains(name)) {
         processes.insert(name.trim_start_matches("kubelet-").to_owned(), helper(node, name)?);
     }
     Ok(json!({
@@ -392,7 +395,7 @@ fn unit_plan(machine: &Machine, secret: &str) -> Result<Value> {
         let name = daemon.trim_start_matches("kubelet-");
         processes.insert(name, number(&format!("systemctl show -P MainPID {daemon}.service"))?);
     }
-    for helper in build::HELPERS.into_iter().filter(|name| ![ON_DEMAND, DISKS].contains(name)) {
+    for helper in build::HELPERS.into_iter().filter(|name| ![ON_DEMAND, DISKS, FLEXVOLUME].contains(name)) {
         // They end when nobody asks for a minute.
         machine.check(&["systemctl", "start", &format!("{helper}.service")])?;
         let name = helper.trim_start_matches("kubelet-");

@@ -8,6 +8,7 @@ mod chaos;
 mod claims;
 mod credentials;
 mod drain;
+mod flexvolume;
 mod health;
 mod life;
 mod local_devices;

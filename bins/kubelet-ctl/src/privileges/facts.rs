@@ -116,7 +116,7 @@ fn user(context: &Context, row: &Row, kernel: Option<&PrivilegeReport>) -> Vec<F
             Fact::same_list("groups", &[users.gid.to_string()], Some(&texts(&groups)))
         }
         (Program::Walker | Program::Iptables, Some(groups)) => Fact::same_list("groups", &[], Some(&texts(&groups))),
-        (Program::Disks, Some(groups)) => {
+        (Program::Disks | Program::Flexvolume, Some(groups)) => {
             // A unit's root has root's group besides.
             let others: Vec<u32> = groups.into_iter().filter(|group| *group != 0).collect();
             Fact::same_list("groups", &[], Some(&texts(&others)))

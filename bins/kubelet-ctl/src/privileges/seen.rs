@@ -95,7 +95,7 @@ pub(super) async fn look(instance: &Instance) -> Node {
             .collect()
     };
     let (walker, reader, iptables) = (helper(Program::Walker), helper(Program::Journal), helper(Program::Iptables));
-    let disks = helper(Program::Disks);
+    let (disks, flexvolume) = (helper(Program::Disks), helper(Program::Flexvolume));
     if by_launcher {
         processes.insert(0, process(Program::Launcher, launcher, None, None));
     }
@@ -112,6 +112,9 @@ pub(super) async fn look(instance: &Instance) -> Node {
     }
     if !disks.is_empty() {
         processes.push(process(Program::Disks, disks, None, None));
+    }
+    if !flexvolume.is_empty() {
+        processes.push(process(Program::Flexvolume, flexvolume, None, None));
     }
     let above = if by_launcher { processes.first().and_then(|launcher| launcher.kernel.clone()) } else { None };
     let granted = above.or_else(|| PrivilegeReport::of(1).ok()).map(|report| report.bounding);

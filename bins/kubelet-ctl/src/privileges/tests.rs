@@ -281,6 +281,7 @@ fn a_line_says_what_a_process_may_do() {
             "lists /; reads /etc/ld.so.cache /etc/mke2fs.conf /etc/e2fsck.conf /etc/blkid.conf /etc/fstab /proc /sys; runs /usr \
              /bin /sbin /lib /lib64 /nix/store",
         ),
+        (Program::Flexvolume, "unix, IP", "any that its user may open"),
     ] {
         let (columns, _) = line(&seen::Process { program, says: None, ..as_mapped(&context, Daemon::Syncd) });
         assert_eq!(columns[4..6], [network, files]);

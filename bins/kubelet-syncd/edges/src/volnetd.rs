@@ -140,6 +140,7 @@ verbs! {
     set_up_nfs(VolumesClient, SetUpNfsRequest) -> SetUpVolumeReply, SLOW;
     set_up_fc(VolumesClient, SetUpFcRequest) -> SetUpVolumeReply, GIVES;
     set_up_iscsi(VolumesClient, SetUpIscsiRequest) -> SetUpVolumeReply, GIVES;
+    set_up_flex(VolumesClient, SetUpFlexRequest) -> SetUpFlexReply, GIVES;
     end_disk(VolumesClient, EndDiskRequest) -> EndDiskReply, GIVES;
     prepare_sub_path(VolumesClient, PrepareSubPathRequest) -> SetUpVolumeReply, QUICK;
     tear_down_pod(VolumesClient, TearDownPodRequest) -> TearDownPodReply, SLOW;

@@ -100,19 +100,21 @@ impl PodSyncer {
 }
 
 fn mounted(volume: kubelet_volume_manager::MountedVolume) -> MountedVolume {
+    let is_labelled = !matches!(volume.root, Root::Nfs | Root::HostPath);
     let root = match volume.root {
         Root::Csi => VolumeRoot::Plugin("kubernetes.io/csi"),
         Root::Local => VolumeRoot::Plugin("kubernetes.io/local-volume"),
         Root::Fc => VolumeRoot::Plugin("kubernetes.io/fc"),
         Root::Iscsi => VolumeRoot::Plugin("kubernetes.io/iscsi"),
         Root::Nfs => VolumeRoot::Plugin("kubernetes.io/nfs"),
+        Root::Flex { driver } => VolumeRoot::Flex { driver },
         Root::HostPath => VolumeRoot::HostPath,
     };
     MountedVolume {
         host_path: volume.host_path,
         read_only: volume.read_only,
         // Upstream has neither an export nor a path of the host relabelled.
-        managed: volume.relabel && !volume.read_only && !matches!(volume.root, Root::Nfs | Root::HostPath),
+        managed: volume.relabel && !volume.read_only && is_labelled,
         root,
         folder: Some(volume.spec_name),
         gid: volume.gid,

@@ -293,8 +293,9 @@ impl HostFiles for Files {
         part: &SubPath,
         volume: &MountedVolume,
     ) -> Result<PathBuf, HostFilesError> {
-        let root = match volume.root {
-            VolumeRoot::Plugin(name) => api::prepare_sub_path_request::Root::Plugin(name.to_owned()),
+        let root = match &volume.root {
+            VolumeRoot::Plugin(name) => api::prepare_sub_path_request::Root::Plugin((*name).to_owned()),
+            VolumeRoot::Flex { driver } => api::prepare_sub_path_request::Root::Plugin(driver.clone()),
             VolumeRoot::HostPath => {
                 api::prepare_sub_path_request::Root::HostPath(volume.host_path.to_string_lossy().into_owned())
             }

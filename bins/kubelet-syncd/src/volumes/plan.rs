@@ -34,7 +34,8 @@ pub enum VolumeKind {
     Content(Content),
     /// The runtime mounts it.
     Image,
-    /// The volume manager finds out what it is, and mounts it: a claim, or an inline volume of a CSI driver or an NFS server.
+    /// The volume manager finds out what it is, and mounts it: a claim, or an inline volume of a CSI driver, an NFS server or
+    /// another kind that the node attaches or mounts.
     Managed {
         kind: &'static str,
     },
@@ -275,6 +276,7 @@ mod tests {
             ("vsphereVolume", serde_json::json!({"volumePath": "p"})),
             ("fc", serde_json::json!({"wwids": ["w"]})),
             ("iscsi", serde_json::json!({"targetPortal": "10.0.0.1", "iqn": "iqn.x", "lun": 0})),
+            ("flexVolume", serde_json::json!({"driver": "v/d"})),
         ] {
             let planned = one(serde_json::json!({kind: source}), serde_json::json!({}));
             assert_eq!(planned, VolumeKind::Managed { kind });

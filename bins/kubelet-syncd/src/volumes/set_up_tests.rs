@@ -178,7 +178,7 @@ async fn everything_once_and_afterwards_only_what_has_changed() {
     ];
     assert_eq!(w.verbs.take(), expected);
     let mounted = mounted(&outcomes);
-    let of = |name: &str| (mounted[name].read_only, mounted[name].managed, mounted[name].root);
+    let of = |name: &str| (mounted[name].read_only, mounted[name].managed, mounted[name].root.clone());
     assert_eq!(of("empty"), (false, true, VolumeRoot::Plugin("kubernetes.io/empty-dir")));
     assert_eq!(of("host"), (false, false, VolumeRoot::HostPath));
     assert_eq!(of("secret"), (true, true, VolumeRoot::Plugin("kubernetes.io/secret")));

@@ -166,6 +166,10 @@ impl VolumeVerbs for NodeVerbs {
         async move { self.volnetd.set_up_iscsi(&for_pod(&request.pod_uid), request).await }.boxed()
     }
 
+    fn set_up_flex(&self, request: api::SetUpFlexRequest) -> Reply<'_, api::SetUpFlexReply> {
+        async move { self.volnetd.set_up_flex(&for_pod(&request.pod_uid), request).await }.boxed()
+    }
+
     fn end_disk(&self, request: api::EndDiskRequest) -> Reply<'_, api::EndDiskReply> {
         async move { self.volnetd.end_disk(&CallContext::new(), request).await }.boxed()
     }

@@ -50,6 +50,8 @@ pub enum Root {
     Iscsi,
     /// An export of an NFS server.
     Nfs,
+    /// What a FlexVolume driver has mounted.
+    Flex { driver: String },
     /// What the host has there itself: the runtime binds it.
     HostPath,
 }
@@ -329,13 +331,14 @@ impl VolumeManager {
             let Some(there) = there else { return Err(None) };
             let mounted = MountedVolume {
                 host_path: PathBuf::from(&there.host_path),
-                root: match volume.spec.source {
+                root: match &volume.spec.source {
                     Source::Csi(_) => Root::Csi,
                     Source::Local { .. } => Root::Local,
                     Source::HostPath { .. } => Root::HostPath,
                     Source::Nfs { .. } => Root::Nfs,
                     Source::Fc(_) => Root::Fc,
                     Source::Iscsi(_) => Root::Iscsi,
+                    Source::Flex(source) => Root::Flex { driver: source.driver.clone() },
                 },
                 spec_name: volume.spec.name.clone(),
                 block: volume.spec.block,

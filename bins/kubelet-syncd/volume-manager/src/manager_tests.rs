@@ -372,6 +372,13 @@ impl VolumeVerbs for End {
         async { Ok(api::SetUpVolumeReply { host_path: "/fc".into(), ..Default::default() }) }.boxed()
     }
 
+    fn set_up_flex(&self, request: api::SetUpFlexRequest) -> Reply<'_, api::SetUpFlexReply> {
+        let told = request.options.unwrap_or_default();
+        let secret = told.secret.map(|secret| secret.data.into_keys().collect::<Vec<_>>());
+        self.0.say(format!("SetUpFlex {} {} {:?} {}", request.volume, request.driver, secret, told.read_only));
+        async { Ok(api::SetUpFlexReply { host_path: "/flex".into(), relabel: false }) }.boxed()
+    }
+
     fn set_up_iscsi(&self, request: api::SetUpIscsiRequest) -> Reply<'_, api::SetUpVolumeReply> {
         let disk = request.disk.unwrap_or_default();
         self.0.say(format!("SetUpIscsi {} {:?} {} {}", request.volume, disk.portals, disk.iqn, disk.lun));
@@ -806,6 +813,31 @@ async fn an_export_is_mounted_in_each_life_of_a_static_pod() {
         assert!(manager.counts().1.values().all(|count| *count == 0));
     }
     assert!(outside.events().is_empty() && manager.in_use().borrow().names.is_empty());
+}
+
+fn pod_with_driver(volume: &serde_json::Value) -> Arc<Pod> {
+    let pod = json!({"metadata": {"name": "a", "namespace": "ns", "uid": "a"}, "spec": {
+        "containers": [{"name": "c", "volumeMounts": [{"name": "data", "mountPath": "/d"}]}],
+        "volumes": [{"name": "data", "flexVolume": volume}]}});
+    Arc::new(serde_json::from_value(pod).unwrap())
+}
+
+/// An inline volume of a FlexVolume driver goes with its pod's folder, as an export does.
+#[tokio::test(start_paused = true)]
+async fn a_flexvolume_driver_is_told_of_its_volume() {
+    let outside = Outside::new();
+    let manager = outside.manager();
+    manager.want(&uid("a"), &pod_with_driver(&json!({"driver": "v/d", "readOnly": true}))).await;
+    manager.folders_ready(&uid("a"));
+    let found = manager.mounted(&uid("a"), LONG).await.unwrap();
+    let root = Root::Flex { driver: "v/d".into() };
+    assert_eq!((&found["data"].root, &found["data"].host_path), (&root, &PathBuf::from("/flex")));
+    assert!(!found["data"].relabel && found["data"].read_only);
+    assert_eq!(outside.log(), ["SetUpFlex data v/d None true"]);
+    assert!(manager.statistics().all().collect::<Vec<_>>().await.is_empty());
+    manager.end(&uid("a"));
+    manager.unmounted(&uid("a"), LONG).await.unwrap();
+    assert!(manager.in_use().borrow().names.is_empty());
 }
 
 fn pod_with_disk(uid: &str) -> Arc<Pod> {

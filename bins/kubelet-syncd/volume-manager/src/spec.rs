@@ -152,6 +152,17 @@ impl IscsiSource {
     }
 }
 
+/// Of a FlexVolume driver.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct FlexSource {
+    /// `vendor/driver`, or `driver` alone.
+    pub driver: String,
+    pub fs_type: String,
+    pub options: BTreeMap<String, String>,
+    /// Its namespace is empty where it is the pod's.
+    pub secret: Option<ObjectRef>,
+}
+
 /// What makes a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
@@ -168,6 +179,7 @@ pub enum Source {
     },
     Fc(FcSource),
     Iscsi(IscsiSource),
+    Flex(FlexSource),
     /// PersistentVolume `hostPath`; `kind` as the API writes it.
     HostPath {
         path: String,
@@ -213,7 +225,7 @@ impl VolumeSpec {
         match &self.source {
             Source::Csi(source) => Some(source),
             Source::Local { .. } | Source::HostPath { .. } | Source::Nfs { .. } => None,
-            Source::Fc(_) | Source::Iscsi(_) => None,
+            Source::Fc(_) | Source::Iscsi(_) | Source::Flex(_) => None,
         }
     }
 
@@ -246,6 +258,7 @@ impl VolumeSpec {
             Source::Nfs { .. } => "kubernetes.io/nfs".to_owned(),
             Source::Fc(_) => FC.to_owned(),
             Source::Iscsi(_) => ISCSI.to_owned(),
+            Source::Flex(source) => source.driver.clone(),
         }
     }
 
@@ -258,6 +271,8 @@ impl VolumeSpec {
             Source::HostPath { .. } => format!("kubernetes.io/host-path/{pod_uid}-{}", self.name),
             Source::Nfs { .. } => format!("kubernetes.io/nfs/{pod_uid}-{}", self.name),
             Source::Fc(source) => format!("{FC}/{}", source.volume_name()),
+            // Upstream GetUniqueVolumeNameFromSpecWithPod, of a plugin that does not attach.
+            Source::Flex(source) => format!("{}/{pod_uid}-{}", source.driver, self.name),
             Source::Iscsi(source) => {
                 let first = source.portals.first().map_or("", String::as_str);
                 format!("{ISCSI}/{first}:{}:{}", source.iqn, source.lun)

@@ -129,7 +129,8 @@ impl Statistics {
                     | Source::Nfs { .. }
                     | Source::HostPath { .. }
                     | Source::Fc(_)
-                    | Source::Iscsi(_) => continue,
+                    | Source::Iscsi(_)
+                    | Source::Flex(_) => continue,
                 };
                 let Some(path) = asked_path(there, wanted.spec.block, uid) else { continue };
                 questions.extend(wanted.names.iter().map(|volume| Question {

@@ -5,6 +5,7 @@
 
 pub mod attached;
 pub mod csi;
+pub mod flex;
 pub mod local;
 pub mod prune;
 
@@ -104,6 +105,7 @@ pub async fn set_up(node: Arc<Node>, lock: PodLock, volume: VolumeSetUp) -> Resu
 /// The verb's own, or UNAVAILABLE where no worker answers.
 pub async fn tear_down(node: Arc<Node>, lock: PodLock, pod: PodUid, scope: Scope) -> Result<Outcome, Status> {
     to_its_end(async move {
+        let lock = Arc::new(lock);
         let of = pod.clone();
         let kept = on_the_pool(&node, move |node| list::published(node, Some(&of))).await?;
         let of = pod.clone();
@@ -126,7 +128,9 @@ pub async fn tear_down(node: Arc<Node>, lock: PodLock, pod: PodUid, scope: Scope
             }
             return Ok(Outcome { left, ..Outcome::default() });
         }
-        let kept = kept.into_iter().map(|volume| Kept { what: volume.what(), spec: volume.spec }).collect();
+        let mut kept: Vec<Kept> =
+            kept.into_iter().map(|volume| Kept { what: volume.what(), spec: volume.spec }).collect();
+        kept.extend(flex::take_back(&node, &pod, &lock).await?);
         let task = Task::TearDownPod { pod: pod.clone(), scope, kept };
         let outcome = match worker::call(&node.workers, &task, None, lock).await? {
             (Done::TornDown(outcome), _) => outcome,

@@ -77,6 +77,7 @@ subjects! {
     SetUpNfsRequest: |r| &r.pod_uid, format!("{} {}:{}", r.volume, r.server, r.path);
     SetUpFcRequest: |r| &r.pod_uid, format!("{} {}", r.volume, r.disk.as_ref().map(fc_disk).unwrap_or_default());
     SetUpIscsiRequest: |r| &r.pod_uid, format!("{} {}", r.volume, r.disk.as_ref().map(iscsi_disk).unwrap_or_default());
+    SetUpFlexRequest: |r| &r.pod_uid, format!("{} {}", r.volume, r.driver);
     EndDiskRequest: |r| "", r.place.as_ref().map(|place| format!("{}/{}", place.plugin, place.name)).unwrap_or_default();
     PrepareStageRequest: |r| "", device(r.device.as_ref());
     CsiDevice: |r| "", device(Some(r));
@@ -116,6 +117,7 @@ macro_rules! targets {
 targets! {
     PreparePodReply: |r| r.pod_dir.clone();
     SetUpVolumeReply: |r| r.host_path.clone();
+    SetUpFlexReply: |r| r.host_path.clone();
     TearDownPodReply: |r| if r.done { String::new() } else { format!("left: {}", r.left.join("; ")) };
     PrepareStageReply: |r| r.staging_path.clone();
     EndDiskReply: |_r| String::new();
@@ -195,6 +197,7 @@ impl Volumes for Audited {
         set_up_nfs(SetUpNfsRequest) -> SetUpVolumeReply = "SetUpNfs";
         set_up_fc(SetUpFcRequest) -> SetUpVolumeReply = "SetUpFc";
         set_up_iscsi(SetUpIscsiRequest) -> SetUpVolumeReply = "SetUpIscsi";
+        set_up_flex(SetUpFlexRequest) -> SetUpFlexReply = "SetUpFlex";
         end_disk(EndDiskRequest) -> EndDiskReply = "EndDisk";
         check_host_path(CheckHostPathRequest) -> SetUpVolumeReply = "CheckHostPath";
         set_up_content(SetUpContentRequest) -> SetUpVolumeReply = "SetUpContent";

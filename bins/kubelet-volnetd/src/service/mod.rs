@@ -7,6 +7,7 @@ mod audited;
 mod cgroups;
 mod csi;
 mod files;
+mod flex;
 mod nfs;
 mod shutdown;
 pub mod status;

@@ -26,6 +26,7 @@ use crate::volumes::VolumeError;
 use crate::volumes::content::{PutContentError, WriteError};
 use crate::volumes::csi::CsiError;
 use crate::volumes::disk::DiskError;
+use crate::volumes::flex::FlexError;
 use crate::volumes::host_path::HostPathError;
 use crate::volumes::nfs::{NfsError, NfsReason};
 use crate::volumes::ownership::OwnershipError;
@@ -107,6 +108,8 @@ fn code_of_volume(error: &VolumeError) -> Code {
         VolumeError::Nfs(_) => Code::Aborted,
         VolumeError::Disk(error) => code_of_disk(error),
         VolumeError::Csi(error) => code_of_csi(error),
+        VolumeError::Flex(FlexError::StillMounted { .. }) => Code::FailedPrecondition,
+        VolumeError::Flex(FlexError::Remove { source, .. }) => code_of_io(source),
         VolumeError::Journal(JournalError::Write { source, .. }) => code_of_io(source),
         VolumeError::Mount { .. } | VolumeError::Journal(_) | VolumeError::Remove { .. } => Code::Internal,
     }

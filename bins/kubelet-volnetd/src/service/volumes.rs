@@ -96,6 +96,11 @@ impl Volumes for Verbs {
         Ok(Response::new(SetUpVolumeReply { host_path: text(&ready.path), ..Default::default() }))
     }
 
+    async fn set_up_flex(&self, request: Request<SetUpFlexRequest>) -> Result<Response<SetUpFlexReply>, Status> {
+        let ready = super::flex::set_up(self, request.into_inner()).await?;
+        Ok(Response::new(SetUpFlexReply { host_path: text(&ready.path), relabel: ready.relabel }))
+    }
+
     async fn end_disk(&self, request: Request<EndDiskRequest>) -> Result<Response<EndDiskReply>, Status> {
         super::attached::end(self, request.into_inner()).await?;
         Ok(Response::new(EndDiskReply {}))

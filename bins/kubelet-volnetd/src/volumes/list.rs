@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use bulkhead_sys::mountinfo::MountInfo;
 use bulkhead_sys::{open, tree};
-use bulkhead_types::{PodUid, VolumeName};
+use bulkhead_types::{FlexDriver, PodUid, VolumeName};
 
 use super::{FC, HOST_PATH, ISCSI, LOCAL, VolumeError, csi, sub_path};
 use crate::journal::Intent;
@@ -135,7 +135,7 @@ pub fn drop_contradicted(node: &Node) {
                 let Ok(mounts) = mounts.get() else { return true };
                 // What is mounted is not looked at: it may never answer.
                 if mounts.at(&path) {
-                    return [LOCAL, FC, ISCSI].contains(&plugin.as_str());
+                    return [LOCAL, FC, ISCSI].contains(&plugin.as_str()) || FlexDriver::parse(plugin).is_ok();
                 }
                 let relative = path.strip_prefix(node.settings.paths.pod(pod)).unwrap_or(&path);
                 open::beneath(dir.as_fd(), relative, rustix::fs::OFlags::PATH, 0).is_ok()

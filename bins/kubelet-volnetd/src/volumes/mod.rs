@@ -5,6 +5,7 @@ pub mod content;
 pub mod csi;
 pub mod disk;
 pub mod empty_dir;
+pub mod flex;
 pub mod host_path;
 pub mod list;
 pub mod local;
@@ -75,6 +76,8 @@ pub enum VolumeError {
     Disk(Box<disk::DiskError>),
     #[error(transparent)]
     Csi(Box<csi::CsiError>),
+    #[error(transparent)]
+    Flex(#[from] flex::FlexError),
     #[error("failed to read the mounts")]
     Mounts(#[source] std::io::Error),
     #[error("failed to list {path}")]
@@ -117,13 +120,12 @@ pub fn pod_dir(settings: &Settings, pod: &PodUid) -> Result<OwnedFd, VolumeError
     }
 }
 
-/// The root of a volume that is set up; of a kind that is mounted only if it is. What a CSI driver has published need not be a
-/// mount.
+/// The root of a volume that is set up; of a kind that is mounted only if it is. What a driver has published need not be a mount.
 pub fn volume_root(
     pod_dir: BorrowedFd<'_>,
     pod: &PodUid,
     volume: &VolumeName,
-    plugin: &'static str,
+    plugin: &str,
 ) -> Result<OwnedFd, VolumeError> {
     let not_set_up = || VolumeError::NotSetUp { pod: pod.clone(), volume: volume.clone() };
     let relative = match plugin {

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use bulkhead_sys::mount::{self, MountError};
 use bulkhead_sys::open::{self, OpenError, Volume};
 use bulkhead_sys::tree::{self, TreeError};
-use bulkhead_types::{ContainerName, PodUid, VolumeName};
+use bulkhead_types::{ContainerName, FlexDriver, PodUid, VolumeName};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -72,6 +72,8 @@ pub enum Root {
     Iscsi,
     /// An export of an NFS server.
     Nfs,
+    /// What a FlexVolume driver has mounted.
+    Flex(FlexDriver),
     /// Anywhere on the host, as [`validate::host_path`] takes it.
     HostPath(PathBuf),
 }
@@ -93,16 +95,17 @@ pub struct SubPath {
 pub fn plugin(name: &str) -> Result<Root, InvalidRequest> {
     let content = content::Plugin::ALL.into_iter().map(Root::Content);
     let others = [Root::EmptyDir, Root::Csi, Root::Local, Root::Fc, Root::Iscsi, Root::Nfs];
-    others.into_iter().chain(content).find(|known| known.plugin() == Some(name)).ok_or_else(|| {
-        let allowed =
-            "kubernetes.io/ and empty-dir, configmap, secret, projected, downward-api, csi, local-volume, fc, iscsi or nfs";
+    let known = others.into_iter().chain(content).find(|known| known.plugin() == Some(name));
+    known.or_else(|| FlexDriver::parse(name).ok().map(Root::Flex)).ok_or_else(|| {
+        let allowed = "kubernetes.io/ and empty-dir, configmap, secret, projected, downward-api, csi, local-volume, fc, iscsi or \
+                       nfs; or a FlexVolume driver";
         validate::bad("plugin", name, allowed)
     })
 }
 
 impl Root {
-    /// The plugin's name; none of a hostPath.
-    fn plugin(&self) -> Option<&'static str> {
+    /// The plugin's name, or the driver's; none of a hostPath.
+    fn plugin(&self) -> Option<&str> {
         match self {
             Root::EmptyDir => Some(EMPTY_DIR),
             Root::Content(plugin) => Some(plugin.name()),
@@ -111,6 +114,7 @@ impl Root {
             Root::Fc => Some(FC),
             Root::Iscsi => Some(ISCSI),
             Root::Nfs => Some(NFS),
+            Root::Flex(driver) => Some(driver.as_str()),
             Root::HostPath(_) => None,
         }
     }
@@ -119,7 +123,7 @@ impl Root {
 /// Resolves the path and binds what it leads to; gives the bind's path.
 pub fn prepare(settings: &Settings, pod: &PodUid, wanted: &SubPath) -> Result<PathBuf, VolumeError> {
     let pod_dir = pod_dir(settings, pod)?;
-    let of_plugin = |plugin| {
+    let of_plugin = |plugin: &str| {
         let root = super::volume_root(pod_dir.as_fd(), pod, &wanted.volume, plugin)?;
         Ok::<_, VolumeError>((root, settings.paths.volume(pod, plugin, &wanted.volume)))
     };
@@ -130,6 +134,7 @@ pub fn prepare(settings: &Settings, pod: &PodUid, wanted: &SubPath) -> Result<Pa
         Root::Fc => of_plugin(FC)?,
         Root::Iscsi => of_plugin(ISCSI)?,
         Root::Nfs => of_plugin(NFS)?,
+        Root::Flex(driver) => of_plugin(driver.as_str())?,
         Root::Csi => {
             let target = settings.paths.pod(pod).join(csi::paths::pod_mount(wanted.volume.as_str()));
             csi::way::is_clear(&settings.paths.pods(), &target)?;
@@ -277,7 +282,8 @@ mod tests {
         assert_eq!(plugin("kubernetes.io/csi").unwrap(), Root::Csi);
         assert_eq!(plugin("kubernetes.io/local-volume").unwrap(), Root::Local);
         assert_eq!(plugin("kubernetes.io/nfs").unwrap(), Root::Nfs);
-        for bad in ["", "..", "kubernetes.io/../x", "kubernetes.io~empty-dir", "kubernetes.io/host-path"] {
+        assert_eq!(plugin("v/d").unwrap(), Root::Flex(FlexDriver::parse("v/d").unwrap()));
+        for bad in ["", "..", "kubernetes.io/../x", "kubernetes.io~empty-dir", "kubernetes.io/host-path", "v/../d"] {
             assert!(plugin(bad).is_err(), "{bad}");
         }
     }

@@ -8,7 +8,7 @@
 //! last. A hostPath is not below here and is never touched.
 //!
 //! What a CSI driver has published is its own: it is named as left, and neither it nor the binds of its subPaths are unmounted
-//! or removed, while the pod's other volumes go.
+//! or removed, while the pod's other volumes go. So is what a FlexVolume driver has mounted, and has not unmounted before.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -58,7 +58,7 @@ pub enum Scope {
     Everything,
 }
 
-/// A volume that a CSI driver has published: the name of its folder, and what is told of it.
+/// A volume that a driver has published and not taken back: the name of its folder, and what is told of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kept {
     pub spec: String,
@@ -83,7 +83,7 @@ pub fn tear_down(settings: &Settings, pod: &PodUid, scope: Scope, kept: &[Kept])
         if is_drivers(point.strip_prefix(&base).unwrap_or(&point), &specs) {
             // Published after we were told what is, or by nobody that we know of.
             if kept.is_empty() {
-                outcome.left.push(format!("{}: it is mounted, and a CSI driver's", point.display()));
+                outcome.left.push(format!("{}: it is mounted, and a driver's", point.display()));
             }
             continue;
         }
@@ -132,11 +132,21 @@ pub fn tear_down(settings: &Settings, pod: &PodUid, scope: Scope, kept: &[Kept])
     Ok(outcome)
 }
 
-/// Whether a mount below the pod's folder is a CSI driver's, or lies on top of what is. Pure.
+/// Whether a mount below the pod's folder is a driver's, or lies on top of what is. Pure.
 fn is_drivers(relative: &Path, specs: &[String]) -> bool {
-    relative.starts_with(Path::new("volumes").join(csi::FOLDER))
+    let of_flex = || {
+        let kind = relative.strip_prefix("volumes").ok()?.components().next()?;
+        Some(is_foreign(&kind.as_os_str().to_string_lossy()))
+    };
+    of_flex() == Some(true)
+        || relative.starts_with(Path::new("volumes").join(csi::FOLDER))
         || relative.starts_with("volumeDevices")
         || specs.iter().any(|spec| relative.starts_with(Path::new(sub_path::FOLDER).join(spec)))
+}
+
+/// Whether a folder of `volumes/` is of no kind of the kubelet's own: a FlexVolume driver's.
+fn is_foreign(folder: &str) -> bool {
+    !folder.starts_with("kubernetes.io~")
 }
 
 /// A mount strictly below a directory.
@@ -208,7 +218,7 @@ fn remove_volumes(dir: &OwnedFd, keeps: bool, outcome: &mut Outcome) {
     }
 }
 
-/// The empty folders of all plugins but CSI.
+/// The empty folders of all plugins but CSI and FlexVolume drivers.
 fn remove_others(dir: &OwnedFd, outcome: &mut Outcome) {
     let volumes = match open::dir_beneath(dir.as_fd(), "volumes") {
         Ok(volumes) => volumes,
@@ -217,6 +227,7 @@ fn remove_others(dir: &OwnedFd, outcome: &mut Outcome) {
     };
     for plugin in tree::list(volumes.as_fd(), MAX_ENTRIES).unwrap_or_default() {
         if plugin.name != csi::FOLDER
+            && !is_foreign(&plugin.name.to_string_lossy())
             && let Err(error) = tree::remove_empty_dirs(volumes.as_fd(), &plugin.name)
         {
             outcome.left.push(format!("volumes/{}: {}", plugin.name.display(), chain(&error)));
@@ -273,6 +284,8 @@ mod tests {
             ("volume-subpaths/pv/c/0", true),
             ("volume-subpaths/pv2/c/0", false),
             ("volumes/kubernetes.io~csi2/pv", false),
+            ("volumes/vendor~driver/v", true),
+            ("volumes/driver/v/inside", true),
             ("volumes/kubernetes.io~empty-dir/pv", false),
             ("volumes/kubernetes.io~local-volume/pv", false),
         ] {

@@ -7,6 +7,7 @@
 pub mod child;
 pub mod claims;
 mod disks;
+mod flexvolume;
 pub mod folder;
 mod helper;
 mod iptables;

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::child::{self, Hopeless, Shared, State};
 use super::disks;
+use super::flexvolume;
 use super::folder::{self, FolderError};
 use super::iptables;
 use super::journal;
@@ -67,6 +68,7 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
     let walker = walker::prepare(config, &programs, &granted);
     let iptables = iptables::prepare(config, &programs, &granted);
     let disks = disks::prepare(&programs, &granted);
+    let flexvolume = flexvolume::prepare(config, &programs, &granted);
     let kernel_log = kernel_log::open(Path::new("/dev/kmsg"));
     let mut notifications = Vec::new();
     for process in Process::ALL {
@@ -86,6 +88,7 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
         (Process::Evictiond, "walker", walker),
         (Process::Volnetd, "iptables", iptables),
         (Process::Volnetd, "disks", disks),
+        (Process::Volnetd, "flexvolume", flexvolume),
     ];
     let helpers = helpers.map(|(of, name, helper)| helper.map(|helper| (of, name, helper)));
     let askers = helpers.iter().flatten().map(|(of, name, helper)| (*of, *name, helper.asker()));

@@ -118,6 +118,9 @@ fn overruled(config: &NodeConfig) -> Vec<String> {
     if let Some(port) = config.flags.vsock_port_of(bulkhead_types::Process::ALL[0]) {
         overruled.push(format!("--vsock-port: {port} (ListenStream=vsock::{port} in a .socket unit of each process)"));
     }
+    if config.flags.flexvolume {
+        overruled.push("--flexvolume (systemctl enable --now kubelet-flexvolume.socket)".to_owned());
+    }
     overruled
 }
 
@@ -210,6 +213,8 @@ mod tests {
         );
         config.flags.vsock_port = 10240;
         assert!(overruled(&config)[2].contains("ListenStream=vsock::10240"));
+        config.flags.flexvolume = true;
+        assert!(overruled(&config)[3].contains("kubelet-flexvolume.socket"));
     }
 
     #[test]

@@ -55,6 +55,7 @@ pub(super) const FLAGS: &[Flag] = &[
     old("minimum-container-ttl-duration", Span(|s| &mut s.flags.minimum_container_ttl_duration), "", EVICTION, "How long a dead container is kept at least"),
     node("node-ip", Text(|s| &mut s.flags.node_ip), "", "IP address of the node, or an IPv4 and an IPv6 one; 0.0.0.0 or :: picks the family of the detected one"),
     node("node-labels", Map(|s| &mut s.flags.node_labels), "", "Labels of the new Node object, as key=value; of the kubernetes.io and k8s.io namespaces only a fixed set"),
+    node("flexvolume", Bool(|s| &mut s.flags.flexvolume), "", "Not one of the Kubernetes kubelet's: run drivers of flexVolume volumes that lie in volumePluginDir, as root"),
     node("root-dir", Path(|s| &mut s.flags.root_dir), "/var/lib/kubelet", "Folder of pods, volumes and state"),
     node("runtime-cgroups", Text(|s| &mut s.flags.runtime_cgroups), "", "Cgroup that the container runtime runs in"),
     node("seccomp-default", Bool(|s| &mut s.flags.seccomp_default), "", "Use RuntimeDefault where a pod names no seccomp profile"),

@@ -22,7 +22,7 @@ use crate::build;
 /// The cargo-deb that the package is made with: another one may stage or compress otherwise.
 const CARGO_DEB: &str = "3.8.0";
 /// Programs in the order of the file list. The manual section of all is 8: they are for who administers the machine.
-const PROGRAMS: [&str; 10] = [
+const PROGRAMS: [&str; 11] = [
     "kubelet",
     "kubelet-ctl",
     "kubelet-syncd",
@@ -33,6 +33,7 @@ const PROGRAMS: [&str; 10] = [
     "kubelet-journal",
     "kubelet-iptables",
     "kubelet-disks",
+    "kubelet-flexvolume",
 ];
 
 /// Which package is wanted.

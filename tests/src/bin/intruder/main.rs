@@ -41,7 +41,7 @@ fn main() -> Result<()> {
     let config = match program {
         Program::Daemon(_) | Program::Walker => Some(NodeConfig::load(&plan.run_dir.join("config.json"))?),
         // It is none of the daemons' group, and so it cannot read it.
-        Program::Journal | Program::Iptables | Program::Disks | Program::Launcher => None,
+        Program::Journal | Program::Iptables | Program::Disks | Program::Flexvolume | Program::Launcher => None,
     };
     let applied = privileges::apply(program, config.as_ref())?;
     let mut report = Report::new(program.name());

@@ -57,10 +57,12 @@ impl ContainerConfigError {
 }
 
 /// Where the files of a volume are, for whoever looks for a part of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VolumeRoot {
     /// Below the pod's own folder, by upstream's plugin name (`kubernetes.io/empty-dir`).
     Plugin(&'static str),
+    /// The same, of a FlexVolume driver (`vendor/driver`).
+    Flex { driver: String },
     /// The host's own.
     HostPath,
     /// An image: on this node it is nowhere, the runtime mounts it.

@@ -215,7 +215,9 @@ impl Expand<'_> {
         let asked = match &self.spec.source {
             Source::Csi(source) => self.driver(source, &to, writes).await?,
             Source::Local { path, fs_type } => self.local(path, fs_type).await,
-            Source::HostPath { .. } | Source::Nfs { .. } | Source::Fc(_) | Source::Iscsi(_) => return Ok(()),
+            Source::HostPath { .. } | Source::Nfs { .. } | Source::Fc(_) | Source::Iscsi(_) | Source::Flex(_) => {
+                return Ok(());
+            }
         };
         match asked {
             Ok(Asked::Grown) => {}

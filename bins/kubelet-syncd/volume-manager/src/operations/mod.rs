@@ -7,6 +7,7 @@ pub mod csi_words;
 pub mod driver_facts;
 pub mod expand;
 pub mod fc;
+pub mod flex;
 pub mod iscsi;
 pub mod local;
 pub mod mount;
@@ -28,6 +29,8 @@ pub enum Phase {
     Attach,
     NodeAffinity,
     NewMounter,
+    /// Whether the kind has any.
+    MountOptions,
     WaitForAttach,
     /// Stage.
     Device,
@@ -49,6 +52,7 @@ impl Phase {
             (Phase::NodeAffinity, true) => "MapVolume.NodeAffinity check failed",
             (Phase::NewMounter, false) => "MountVolume.NewMounter initialization failed",
             (Phase::NewMounter, true) => "MapVolume.NewBlockVolumeMapper initialization failed",
+            (Phase::MountOptions, _) => "MountVolume.MountOptionSupport check failed",
             (Phase::WaitForAttach, false) => "MountVolume.WaitForAttach failed",
             (Phase::WaitForAttach, true) => "MapVolume.WaitForAttach failed",
             (Phase::Device, false) => "MountVolume.MountDevice failed",
@@ -71,6 +75,7 @@ impl Phase {
     pub fn reason(self, block: bool) -> &'static str {
         match self {
             Phase::Attach => "FailedAttachVolume",
+            Phase::MountOptions => "UnsupportedMountOption",
             _ if block && self != Phase::NodeAffinity => "FailedMapVolume",
             _ => "FailedMount",
         }

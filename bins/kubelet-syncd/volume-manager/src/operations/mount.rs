@@ -13,7 +13,7 @@ use super::csi_words::Act;
 use super::driver_facts::DriverFacts;
 use super::expand::{Expand, Moment};
 use super::secrets::{self, SecretField};
-use super::{Failure, Phase, fc, iscsi, local, nfs, slow_group};
+use super::{Failure, Phase, fc, flex, iscsi, local, nfs, slow_group};
 use crate::actual_state::{ActualVolume, Expansion, Presence, Published};
 use crate::context::Context;
 use crate::csi::policy::{Capabilities, gives_to_fs_group};
@@ -108,6 +108,20 @@ impl Mount<'_> {
                 (request.fs_group, request.fs_group_on_root_mismatch) = (group, self.pod.on_root_mismatch);
                 self.one_of_its_pods()?;
                 self.attached_disk("iscsi", group, self.context.ports.verbs.set_up_iscsi(request)).await
+            }
+            Source::Flex(source) => {
+                let request =
+                    flex::request(&*self.context.ports.reader, self.uid, &self.pod, &self.spec, source).await?;
+                self.one_of_its_pods()?;
+                let folder = format!("{}/volumes/{}/{}", self.uid, source.driver.replace('/', "~"), self.spec.name);
+                let work = self.context.ports.verbs.set_up_flex(request);
+                let reply = match self.pod.fs_group.filter(|_| !self.spec.read_only) {
+                    Some(_) => slow_group::said(self.context, &self.pod, &folder, work).await,
+                    None => work.await,
+                };
+                let reply = reply.map_err(|error| Failure::verb(Phase::SetUp, &error))?;
+                self.mounted_as(reply.host_path, reply.relabel);
+                Ok(())
             }
             Source::HostPath { path, kind } => {
                 let kind = api::HostPathType::from_str_name(&host_path_type(kind));
@@ -546,6 +560,12 @@ impl Mount<'_> {
 
     /// A volume that no driver has made is there.
     fn mounted(&self, host_path: String) {
+        // No driver has mounted it with a label.
+        self.mounted_as(host_path, true);
+    }
+
+    /// The same of one that no CSI driver has made.
+    fn mounted_as(&self, host_path: String, relabel: bool) {
         let mut world = self.context.world();
         let volume = world.actual.volumes.entry(self.volume.clone()).or_insert_with(|| self.of_no_driver());
         if volume.disk.is_some() {
@@ -559,8 +579,7 @@ impl Mount<'_> {
             target_path: String::new(),
             single_pod,
             unreadable: false,
-            // No driver has mounted it with a label.
-            relabel: true,
+            relabel,
             found: false,
         };
         volume.pods.insert(self.uid.clone(), published);

@@ -22,8 +22,8 @@ pub struct Unresolved {
     pub away: bool,
 }
 
-/// A volume that is this manager's: a claim, or an inline volume of a CSI driver, of an NFS server, behind Fibre Channel, of an iSCSI target, or of an
-/// in-tree kind that a CSI driver serves.
+/// A volume that is this manager's: a claim, or an inline volume of a CSI driver, of an NFS server, behind Fibre Channel, of an iSCSI target, of a FlexVolume
+/// driver, or of an in-tree kind that a CSI driver serves.
 pub fn is_managed(volume: &Volume) -> bool {
     migration::is_migrated(volume)
         || volume.persistent_volume_claim.is_some()
@@ -32,6 +32,7 @@ pub fn is_managed(volume: &Volume) -> bool {
         || volume.nfs.is_some()
         || volume.fc.is_some()
         || volume.iscsi.is_some()
+        || volume.flex_volume.is_some()
 }
 
 /// Finds out what a volume of a pod is. `has`: what it was when it was mounted for the pod, if it is and its size is known. Whatever
@@ -67,6 +68,9 @@ pub async fn populate(
     }
     if let Some(iscsi) = &volume.iscsi {
         return Ok(resolve::inline_iscsi(volume, iscsi));
+    }
+    if let Some(flex) = &volume.flex_volume {
+        return Ok(resolve::inline_flex(volume, flex));
     }
     if let Some(translated) = migration::inline(pod, volume) {
         return translated.map_err(refused);

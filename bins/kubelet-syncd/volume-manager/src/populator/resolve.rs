@@ -2,14 +2,14 @@
 
 use bulkhead_types::Quantity;
 use k8s_openapi::api::core::v1::{
-    FCVolumeSource, ISCSIPersistentVolumeSource, ISCSIVolumeSource, NFSVolumeSource, PersistentVolume,
-    PersistentVolumeClaim, PersistentVolumeSpec, Pod, SecretReference, Volume,
+    FCVolumeSource, FlexVolumeSource, ISCSIPersistentVolumeSource, ISCSIVolumeSource, NFSVolumeSource,
+    PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Pod, SecretReference, Volume,
 };
 use k8s_openapi::apimachinery::pkg::api::resource;
 
 use super::migration;
 use crate::names;
-use crate::spec::{Claim, CsiSource, FcSource, IscsiSource, ObjectRef, Source, VolumeSpec};
+use crate::spec::{Claim, CsiSource, FcSource, FlexSource, IscsiSource, ObjectRef, Source, VolumeSpec};
 
 /// Protects a claim that pods use.
 const PROTECTION: &str = "kubernetes.io/pvc-protection";
@@ -234,6 +234,15 @@ fn source_of(spec: &PersistentVolumeSpec) -> Result<Source, String> {
     if let Some(iscsi) = &spec.iscsi {
         return Ok(Source::Iscsi(iscsi_source(iscsi)));
     }
+    if let Some(flex) = &spec.flex_volume {
+        // As upstream: read-only is what the claim's use says.
+        return Ok(Source::Flex(FlexSource {
+            driver: flex.driver.clone(),
+            fs_type: flex.fs_type.clone().unwrap_or_default(),
+            options: flex.options.clone().unwrap_or_default(),
+            secret: secret(flex.secret_ref.as_ref()),
+        }));
+    }
     if let Some(host) = &spec.host_path {
         return Ok(Source::HostPath { path: host.path.clone(), kind: host.type_.clone().unwrap_or_default() });
     }
@@ -243,7 +252,6 @@ fn source_of(spec: &PersistentVolumeSpec) -> Result<Source, String> {
 /// The API's name of a kind that is not there.
 fn kind(v: &PersistentVolumeSpec) -> &'static str {
     let kinds = [
-        (v.flex_volume.is_some(), "flexVolume"),
         // Upstream has none of these any more.
         (v.cephfs.is_some(), "cephfs"),
         (v.glusterfs.is_some(), "glusterfs"),
@@ -303,6 +311,20 @@ pub fn inline_iscsi(volume: &Volume, iscsi: &ISCSIVolumeSource) -> VolumeSpec {
         target_portal: iscsi.target_portal.clone(),
     };
     inline_of(volume, Source::Iscsi(iscsi_source(&all)), iscsi.read_only)
+}
+
+/// What an inline volume of a FlexVolume driver is.
+pub fn inline_flex(volume: &Volume, flex: &FlexVolumeSource) -> VolumeSpec {
+    let source = FlexSource {
+        driver: flex.driver.clone(),
+        fs_type: flex.fs_type.clone().unwrap_or_default(),
+        options: flex.options.clone().unwrap_or_default(),
+        secret: flex
+            .secret_ref
+            .as_ref()
+            .map(|secret| ObjectRef { namespace: String::new(), name: secret.name.clone() }),
+    };
+    inline_of(volume, Source::Flex(source), flex.read_only)
 }
 
 fn iscsi_source(iscsi: &ISCSIPersistentVolumeSource) -> IscsiSource {

@@ -149,6 +149,33 @@ fn exports_of_an_nfs_server() {
 }
 
 #[test]
+fn volumes_of_flexvolume_drivers() {
+    let source =
+        json!({"driver": "v/d", "fsType": "ext4", "options": {"a": "b"}, "readOnly": true, "secretRef": {"name": "s"}});
+    let inline = volume(json!({"flexVolume": source}));
+    let spec = inline_flex(&inline, inline.flex_volume.as_ref().unwrap());
+    let wanted = FlexSource {
+        driver: "v/d".into(),
+        fs_type: "ext4".into(),
+        options: [("a".to_owned(), "b".to_owned())].into(),
+        secret: Some(ObjectRef { namespace: String::new(), name: "s".into() }),
+    };
+    assert!(spec.read_only && spec.claim.is_none() && spec.source == Source::Flex(wanted.clone()));
+    assert_eq!((spec.plugin().as_str(), spec.unique_name("u").0.as_str()), ("v/d", "v/d/u-data"));
+    let flex = persistent_volume(|volume| {
+        volume["spec"].as_object_mut().unwrap().remove("csi");
+        volume["spec"]["flexVolume"] = source.clone();
+        volume["spec"]["flexVolume"]["secretRef"]["namespace"] = json!("other");
+    });
+    let named = volume(json!({"persistentVolumeClaim": {"claimName": "c"}}));
+    let spec = persistent(&named, Use { mounted: true, device: false }, kept(), &flex).unwrap();
+    let secret = Some(ObjectRef { namespace: "other".into(), name: "s".into() });
+    assert_eq!(spec.source, Source::Flex(FlexSource { secret, ..wanted }));
+    assert!(!spec.read_only, "upstream goes by the claim's use");
+    assert_eq!(spec.unique_name("u").0, "v/d/u-pv");
+}
+
+#[test]
 fn inline_volumes() {
     let csi = volume(json!({"csi": {"driver": "d", "fsType": "xfs", "readOnly": true, "volumeAttributes": {"a": "b"},
         "nodePublishSecretRef": {"name": "s"}}}));

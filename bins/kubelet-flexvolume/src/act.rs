@@ -1,0 +1,124 @@
+//! One question, one call of a driver.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bulkhead_config::NodeConfig;
+use bulkhead_ipc::common::flex_reply::Outcome;
+use bulkhead_ipc::common::flex_request::Act;
+use bulkhead_ipc::common::{FlexReply, FlexRequest};
+use bulkhead_types::{FlexDriver, PodUid, VolumeName};
+
+use crate::calls::{self, Calls, Left};
+use crate::verdict::{Verdict, verdict};
+use crate::{driver, options, place};
+
+/// A driver says what it can do.
+const INIT: Duration = Duration::from_secs(30);
+/// Upstream waits for ever. What is formatted or fetched first takes minutes.
+const CALL: Duration = Duration::from_secs(10 * 60);
+
+/// Where things are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Places {
+    /// The node's root directory, free of links: as kubelet-volnetd has it.
+    pub root: PathBuf,
+    /// `volumePluginDir`.
+    pub drivers: PathBuf,
+}
+
+impl Places {
+    /// # Errors
+    /// The root directory cannot be resolved.
+    pub fn of(config: &NodeConfig) -> io::Result<Self> {
+        let root = std::fs::canonicalize(&config.paths.root_dir)?;
+        Ok(Places { root, drivers: PathBuf::from(&config.kubelet.volume_plugin_dir) })
+    }
+}
+
+/// What is to be run.
+struct Call {
+    driver: FlexDriver,
+    program: PathBuf,
+    command: &'static str,
+    arguments: Vec<OsString>,
+    deadline: Duration,
+}
+
+/// Answers in upstream's words; and a driver that cannot be ended.
+pub async fn answer(places: &Places, calls: &Calls, question: &FlexRequest) -> (FlexReply, Option<Left>) {
+    let call = match call(places, question) {
+        Ok(call) => call,
+        Err(why) => return (failed(why), None),
+    };
+    let Some(place) = calls.place(&call.driver) else {
+        return (failed(format!("too many calls of FlexVolume driver {} have not ended", call.driver)), None);
+    };
+    let Call { driver, program, command, arguments, deadline } = call;
+    match calls::run(&program, arguments, deadline, place).await {
+        Ok(calls::Outcome::Said(said)) => (reply(verdict(command, &said)), None),
+        Ok(calls::Outcome::Killed) => {
+            let message =
+                format!("FlexVolume driver {driver} has not ended {command} within {deadline:?} and was killed");
+            tracing::warn!("{message}");
+            (late(message), None)
+        }
+        Ok(calls::Outcome::Left(left)) => {
+            let message = format!(
+                "FlexVolume driver {driver} has not ended {command} within {deadline:?}; it cannot be killed and is left behind"
+            );
+            tracing::warn!("{message}");
+            (late(message), Some(left))
+        }
+        Err(error) => {
+            (failed(format!("FlexVolume driver {driver}: {} cannot be run: {error}", program.display())), None)
+        }
+    }
+}
+
+fn call(places: &Places, question: &FlexRequest) -> Result<Call, String> {
+    let driver = FlexDriver::parse(&question.driver).map_err(|error| error.to_string())?;
+    let of_volume = || {
+        let pod = PodUid::parse(&question.pod_uid).map_err(|error| error.to_string())?;
+        let volume = VolumeName::parse(&question.volume).map_err(|error| error.to_string())?;
+        Ok::<_, String>((pod, volume))
+    };
+    let (command, arguments, deadline) = match question.act() {
+        Act::Unspecified => return Err("the question says nothing of what is to be done".to_owned()),
+        Act::Init => ("init", Vec::new(), INIT),
+        Act::Mount => {
+            let (pod, volume) = of_volume()?;
+            let wanted = question.options.as_ref().ok_or("the question says nothing of the volume")?;
+            let options = options::json(&pod, &volume, wanted)?;
+            let path = place::find(&places.root, &pod, &driver, &volume, true)?;
+            ("mount", vec![path.into(), options.into()], CALL)
+        }
+        Act::Unmount => {
+            let (pod, volume) = of_volume()?;
+            ("unmount", vec![place::find(&places.root, &pod, &driver, &volume, false)?.into()], CALL)
+        }
+    };
+    let program = driver::find(&places.drivers, &driver)?;
+    let arguments = std::iter::once(OsString::from(command)).chain(arguments).collect();
+    Ok(Call { driver, program, command, arguments, deadline })
+}
+
+fn reply(verdict: Verdict) -> FlexReply {
+    match verdict {
+        Verdict::Done(capabilities) => {
+            FlexReply { outcome: Outcome::Done.into(), capabilities: Some(capabilities), ..FlexReply::default() }
+        }
+        Verdict::NotSupported => FlexReply { outcome: Outcome::NotSupported.into(), ..FlexReply::default() },
+        Verdict::Failed(message) => failed(message),
+    }
+}
+
+fn failed(message: String) -> FlexReply {
+    FlexReply { outcome: Outcome::Failed.into(), message, ..FlexReply::default() }
+}
+
+fn late(message: String) -> FlexReply {
+    FlexReply { outcome: Outcome::Late.into(), message, ..FlexReply::default() }
+}

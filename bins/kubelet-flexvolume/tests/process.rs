@@ -1,0 +1,212 @@
+//! The real process with drivers that are shell scripts.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::Duration;
+
+use bulkhead_config::NodeConfig;
+use bulkhead_ipc::common::flex_reply::Outcome;
+use bulkhead_ipc::common::flex_request::Act;
+use bulkhead_ipc::common::{FlexReply, FlexRequest, FlexSecret, FlexVolume};
+use bulkhead_ipc::helper::Asker;
+use bulkhead_sys::process::PrivilegeReport;
+use bulkhead_sys::scm;
+use bulkhead_sys::spawn::Spec;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A node's folders, and the process.
+struct World {
+    folder: tempfile::TempDir,
+    asker: Asker,
+    process: Child,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl World {
+    /// As its launcher starts it, but for what this machine withholds.
+    fn start() -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("left out: it takes root");
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        std::fs::set_permissions(root, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let mut config = NodeConfig::for_tests(root);
+        config.paths.root_dir = root.join("root");
+        config.kubelet.volume_plugin_dir = root.join("drivers").display().to_string();
+        std::fs::create_dir_all(root.join("root/pods/p/volumes/v~d/data")).unwrap();
+        std::fs::create_dir_all(root.join("drivers")).unwrap();
+        std::fs::create_dir_all(root.join("run")).unwrap();
+        config.save(&root.join("run/config.json")).unwrap();
+        let (theirs, ours) = scm::pair().unwrap();
+        let mut spec = Spec::new(env!("CARGO_BIN_EXE_kubelet-flexvolume"));
+        spec.args = vec!["--run-dir".into(), root.join("run").into()];
+        spec.env = vec![("SECRET_OF_THE_PARENT".into(), "x".into())];
+        spec.fds = vec![("questions".into(), theirs)];
+        let (mut command, slots) = spec.prepare().unwrap().into_parts();
+        let process = command.spawn().unwrap();
+        drop(slots);
+        Some(World { asker: Asker::new(Some(ours)).unwrap(), folder, process })
+    }
+
+    fn program(&self, name: &str) -> PathBuf {
+        let (vendor, program) = name.split_once('/').unwrap();
+        self.folder.path().join(format!("drivers/{vendor}~{program}/{program}"))
+    }
+
+    fn driver(&self, name: &str, script: &str) -> PathBuf {
+        let path = self.program(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    fn volume(&self) -> PathBuf {
+        std::fs::canonicalize(self.folder.path()).unwrap().join("root/pods/p/volumes/v~d/data")
+    }
+
+    async fn ask(&self, question: &FlexRequest) -> FlexReply {
+        self.asker.ask_for(question, PATIENCE).await.unwrap()
+    }
+
+    async fn fails(&self, question: &FlexRequest, says: &str) {
+        let reply = self.ask(question).await;
+        assert!(reply.outcome() == Outcome::Failed && reply.message.contains(says), "{says}: {reply:?}");
+    }
+}
+
+fn question(act: Act, driver: &str) -> FlexRequest {
+    let secret = FlexSecret { data: [("word".to_owned(), b"SECRET".to_vec())].into() };
+    let options = FlexVolume { pod_name: "pod".into(), secret: Some(secret), ..FlexVolume::default() };
+    FlexRequest {
+        act: act.into(),
+        driver: driver.into(),
+        pod_uid: "p".into(),
+        volume: "data".into(),
+        options: Some(options),
+    }
+}
+
+fn is_mounted(path: &Path) -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    mounts.lines().any(|line| line.split(' ').nth(4) == path.to_str())
+}
+
+const TMPFS: &str = r#"echo "$# $1 $2" >> "${0%/*}/calls"
+/usr/bin/env > "${0%/*}/environment"
+case "$1" in
+init) echo '{"status": "Success", "capabilities": {"attach": false, "fsGroup": false}}' ;;
+mount) mount -t tmpfs flex "$2" && echo "$3" > "$2/told" && echo '{"status": "Success"}' ;;
+unmount) umount "$2" && echo '{"status": "Success"}' ;;
+*) echo '{"status": "Not supported"}' ;;
+esac"#;
+
+#[tokio::test]
+async fn a_driver_says_what_it_can_mounts_and_unmounts() {
+    let Some(world) = World::start() else { return };
+    let program = world.driver("v/d", TMPFS);
+    let beside = |name: &str| std::fs::read_to_string(program.with_file_name(name)).unwrap();
+    let reply = world.ask(&question(Act::Init, "v/d")).await;
+    assert_eq!(reply.outcome(), Outcome::Done, "{reply:?}");
+    let can = reply.capabilities.unwrap();
+    assert!(!can.attach && !can.fs_group && can.selinux_relabel && !can.supports_metrics);
+    let environment = beside("environment");
+    assert!(environment.contains("PATH=") && !environment.contains("SECRET_OF_THE_PARENT"), "{environment}");
+
+    let process = PrivilegeReport::of(world.process.id()).unwrap();
+    assert!(process.no_new_privs && process.seccomp_mode == 2 && process.uid == 0);
+    assert!(process.effective.iter().any(|cap| cap.ends_with("SYS_ADMIN")), "{:?}", process.effective);
+    assert!(!process.bounding.iter().any(|cap| cap.ends_with("SYS_MODULE")), "{:?}", process.bounding);
+
+    let volume = world.volume();
+    assert_eq!(world.ask(&question(Act::Mount, "v/d")).await.outcome(), Outcome::Done);
+    assert!(is_mounted(&volume));
+    let told = std::fs::read_to_string(volume.join("told")).unwrap();
+    assert!(told.contains(r#""kubernetes.io/secret/word":"U0VDUkVU""#), "{told}");
+    assert!(told.contains(r#""kubernetes.io/pvOrVolumeName":"data""#), "{told}");
+    let reply = world.ask(&question(Act::Unmount, "v/d")).await;
+    assert!(reply.outcome() == Outcome::Done && !is_mounted(&volume), "{reply:?}");
+    let path = volume.display();
+    assert_eq!(beside("calls"), format!("1 init \n3 mount {path}\n2 unmount {path}\n"));
+}
+
+#[tokio::test]
+async fn what_a_driver_refuses_or_gets_wrong_is_told_without_a_secret() {
+    let Some(world) = World::start() else { return };
+    world.driver("v/d", r#"echo '{"status": "Failure", "message": "no such share"}'; exit 1"#);
+    world.fails(&question(Act::Mount, "v/d"), "mount command failed, status: Failure, reason: no such share").await;
+    world.driver("v/d", r#"echo '{"status": "Not supported"}'; exit 1"#);
+    assert_eq!(world.ask(&question(Act::Unmount, "v/d")).await.outcome(), Outcome::NotSupported);
+    world.driver("v/d", r#"echo "mounting $3""#);
+    let reply = world.ask(&question(Act::Mount, "v/d")).await;
+    assert!(reply.message.contains("is no answer in JSON") && !reply.message.contains("U0VD"), "{reply:?}");
+    world.driver("v/d", "head -c 1048576 /dev/zero");
+    world.fails(&question(Act::Mount, "v/d"), "more than an answer has room for").await;
+    world.driver("v/d", "kill -9 $$");
+    world.fails(&question(Act::Mount, "v/d"), "ended by a signal").await;
+    // A server that it leaves running, with the driver's output open, is not waited for.
+    world.driver("v/d", r#"sleep 300 & echo $! > "${0%/*}/server"; echo '{"status": "Success"}'"#);
+    assert_eq!(world.ask(&question(Act::Mount, "v/d")).await.outcome(), Outcome::Done);
+    let id = std::fs::read_to_string(world.program("v/d").with_file_name("server")).unwrap().trim().parse().unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_raw(id).unwrap(), rustix::process::Signal::KILL).unwrap();
+}
+
+#[tokio::test]
+async fn a_driver_that_hangs_holds_up_no_other() {
+    let Some(world) = World::start() else { return };
+    world.driver("v/d", "exec sleep 300");
+    world.driver("v/e", r#"echo '{"status": "Success"}'"#);
+    std::fs::create_dir_all(world.folder.path().join("root/pods/p/volumes/v~e/data")).unwrap();
+    let hangs = question(Act::Mount, "v/d");
+    let hanging = world.asker.ask(&hangs).await.unwrap();
+    assert_eq!(world.ask(&question(Act::Mount, "v/e")).await.outcome(), Outcome::Done);
+    let mut more = Vec::new();
+    for _ in 0..7 {
+        more.push(world.asker.ask(&hangs).await.unwrap());
+    }
+    world.fails(&hangs, "too many calls of FlexVolume driver v/d have not ended").await;
+    assert_eq!(world.ask(&question(Act::Mount, "v/e")).await.outcome(), Outcome::Done);
+    drop((hanging, more));
+}
+
+#[tokio::test]
+async fn only_roots_programs_and_volumes_folders_are_touched() {
+    let Some(world) = World::start() else { return };
+    world.fails(&question(Act::Init, "v/d"), "there is no FlexVolume driver v/d").await;
+    let program = world.driver("v/d", r#"echo '{"status": "Success"}'"#);
+    assert_eq!(world.ask(&question(Act::Init, "v/d")).await.outcome(), Outcome::Done, "it is noticed at once");
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o757)).unwrap();
+    world.fails(&question(Act::Init, "v/d"), "may be written by others than root").await;
+    std::fs::remove_file(&program).unwrap();
+    symlink("/bin/true", &program).unwrap();
+    world.fails(&question(Act::Init, "v/d"), "it is a link").await;
+    std::fs::remove_file(&program).unwrap();
+    world.driver("v/d", r#"echo '{"status": "Success"}'"#);
+    for (bad, says) in [
+        (FlexRequest { act: 0, ..question(Act::Init, "v/d") }, "says nothing"),
+        (question(Act::Init, "../d"), "is not valid"),
+        (question(Act::Init, "kubernetes.io/nfs"), "is not valid"),
+        (FlexRequest { pod_uid: "../x".into(), ..question(Act::Mount, "v/d") }, "is not valid"),
+        (FlexRequest { volume: "../x".into(), ..question(Act::Unmount, "v/d") }, "is not valid"),
+        (FlexRequest { pod_uid: "other".into(), ..question(Act::Mount, "v/d") }, "is no volume's folder"),
+        (FlexRequest { pod_uid: "other".into(), ..question(Act::Unmount, "v/d") }, "is no volume's folder"),
+        (FlexRequest { options: None, ..question(Act::Mount, "v/d") }, "says nothing of the volume"),
+    ] {
+        world.fails(&bad, says).await;
+    }
+    let volume = world.volume();
+    std::fs::remove_dir(&volume).unwrap();
+    symlink("/etc", &volume).unwrap();
+    world.fails(&question(Act::Mount, "v/d"), "is no volume's folder").await;
+}

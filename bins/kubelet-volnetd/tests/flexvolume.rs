@@ -1,0 +1,198 @@
+//! Volumes of FlexVolume drivers, with somebody in kubelet-flexvolume's place. Needs root.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+
+use bulkhead_helper::{Door, Limits, serve};
+use bulkhead_ipc::common::flex_reply::Outcome;
+use bulkhead_ipc::common::flex_request::Act;
+use bulkhead_ipc::common::{FlexCapabilities, FlexReply, FlexRequest, FlexSecret, FlexVolume};
+use bulkhead_ipc::helper::Asker;
+use bulkhead_ipc::volnetd::volumes_client::VolumesClient;
+use bulkhead_ipc::volnetd::*;
+use bulkhead_sys::scm;
+use prost::Message as _;
+use tonic::Code;
+
+use crate::world::{SYNCD, World, world};
+
+type Volumes = VolumesClient<tonic::transport::Channel>;
+
+/// What the driver does next, and what it was asked.
+#[derive(Debug, Clone, Default)]
+struct Driver(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    asked: Vec<String>,
+    attaches: bool,
+    mount: Outcome,
+    unmount: Outcome,
+}
+
+impl Driver {
+    fn says(&self, mount: Outcome, unmount: Outcome) {
+        let mut state = self.0.lock().unwrap();
+        (state.mount, state.unmount) = (mount, unmount);
+    }
+
+    fn asked(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap().asked)
+    }
+
+    fn answer(&self, root: &std::path::Path, question: &FlexRequest) -> FlexReply {
+        let mut state = self.0.lock().unwrap();
+        let folder = root.join(format!("pods/{}/volumes/v~d/{}", question.pod_uid, question.volume));
+        let (what, outcome) = match question.act() {
+            Act::Init => ("init", Outcome::Done),
+            Act::Mount => ("mount", state.mount),
+            Act::Unmount => ("unmount", state.unmount),
+            Act::Unspecified => ("nothing", Outcome::Failed),
+        };
+        state.asked.push(format!("{what} {} {}", question.pod_uid, question.volume));
+        if outcome == Outcome::Done {
+            let run = |program: &str, arguments: &[&str]| {
+                let ended = Command::new(program).args(arguments).arg(&folder).status().unwrap();
+                assert!(ended.success(), "{program} {arguments:?}");
+            };
+            match question.act() {
+                Act::Mount => run("mount", &["-t", "tmpfs", "flex"]),
+                Act::Unmount => run("umount", &[]),
+                Act::Init | Act::Unspecified => {}
+            }
+        }
+        let capabilities =
+            FlexCapabilities { attach: state.attaches, fs_group: true, selinux_relabel: true, ..Default::default() };
+        FlexReply { outcome: outcome.into(), message: "no such share".into(), capabilities: Some(capabilities) }
+    }
+}
+
+async fn with_driver(pods: &[&str]) -> Option<(World, Volumes, Driver)> {
+    let world = world().await?;
+    let (theirs, ours) = scm::pair().unwrap();
+    world.node.flex.set(Asker::new(Some(ours)).unwrap());
+    let driver = Driver::default();
+    driver.says(Outcome::Done, Outcome::Done);
+    let (of, root) = (driver.clone(), world.dir.join("root"));
+    let answer = move |question: FlexRequest, pipe: std::os::fd::OwnedFd| {
+        let reply = of.answer(&root, &question).encode_to_vec();
+        async move {
+            rustix::io::write(&pipe, &reply).unwrap();
+        }
+    };
+    // Its tasks stay on one thread.
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(serve(Door::Passed(theirs), Limits { at_once: 4, idle: None }, |_| Ok(()), answer)).unwrap();
+    });
+    let volumes = prepared(&world, pods).await;
+    Some((world, volumes, driver))
+}
+
+async fn prepared(world: &World, pods: &[&str]) -> Volumes {
+    let mut volumes = VolumesClient::new(world.channel(SYNCD).await);
+    for pod in pods {
+        volumes.prepare_pod(PreparePodRequest { pod_uid: (*pod).into() }).await.unwrap();
+    }
+    volumes
+}
+
+fn request(pod: &str) -> SetUpFlexRequest {
+    let secret = FlexSecret { data: [("word".to_owned(), b"SECRET".to_vec())].into() };
+    SetUpFlexRequest {
+        pod_uid: pod.into(),
+        volume: "data".into(),
+        driver: "v/d".into(),
+        options: Some(FlexVolume { fs_group: Some(2000), secret: Some(secret), ..FlexVolume::default() }),
+        fs_group_on_root_mismatch: false,
+    }
+}
+
+fn tear_down(world: &World, pod: &str) -> TearDownPodRequest {
+    TearDownPodRequest { pod_uid: pod.into(), guard: world.guard(1), volumes_only: false }
+}
+
+fn folder(world: &World, pod: &str) -> PathBuf {
+    world.pod(pod).join("volumes/v~d/data")
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_driver_mounts_once_and_unmounts_before_the_folder_goes() {
+    let Some((world, mut volumes, driver)) = with_driver(&["p"]).await else { return };
+    let path = folder(&world, "p");
+    for _ in 0..2 {
+        let reply = volumes.set_up_flex(request("p")).await.unwrap().into_inner();
+        assert_eq!((reply.host_path, reply.relabel), (path.display().to_string(), true));
+    }
+    assert_eq!(driver.asked(), ["init p data", "mount p data", "init p data"]);
+    assert_eq!((world.mounts(&path).len(), std::fs::metadata(&path).unwrap().gid()), (1, 2000));
+    let part = PrepareSubPathRequest {
+        pod_uid: "p".into(),
+        volume: "data".into(),
+        container: "c".into(),
+        sub_path: "part".into(),
+        root: Some(prepare_sub_path_request::Root::Plugin("v/d".into())),
+        ..Default::default()
+    };
+    let bound = volumes.prepare_sub_path(part).await.unwrap().into_inner().host_path;
+    assert_eq!(world.mounts(bound.as_ref()).len(), 1);
+
+    // What the driver does not unmount is left and named, and a part of it is bound no more.
+    driver.says(Outcome::Done, Outcome::Failed);
+    let reply = volumes.tear_down_pod(tear_down(&world, "p")).await.unwrap().into_inner();
+    assert!(!reply.done && reply.left[0].contains("volume data of FlexVolume driver v/d: no such share"), "{reply:?}");
+    assert_eq!((world.mounts(&path).len(), world.mounts(bound.as_ref()).len()), (1, 0));
+    driver.says(Outcome::Done, Outcome::Done);
+    let reply = volumes.tear_down_pod(tear_down(&world, "p")).await.unwrap().into_inner();
+    assert!(reply.done && !world.pod("p").exists(), "{reply:?}");
+    assert_eq!(driver.asked(), ["unmount p data", "unmount p data"]);
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn refusals_leave_no_folder_and_a_driver_that_does_not_unmount_leaves_it_to_us() {
+    let Some((world, mut volumes, driver)) = with_driver(&["p"]).await else { return };
+    let path = folder(&world, "p");
+    driver.says(Outcome::Failed, Outcome::NotSupported);
+    let refused = volumes.set_up_flex(request("p")).await.unwrap_err();
+    assert_eq!((refused.code(), refused.message()), (Code::Aborted, "no such share"));
+    assert!(!path.exists());
+    driver.0.lock().unwrap().attaches = true;
+    let refused = volumes.set_up_flex(request("p")).await.unwrap_err();
+    assert!(refused.code() == Code::Aborted && refused.message().contains("v/d attaches volumes"), "{refused:?}");
+    driver.0.lock().unwrap().attaches = false;
+    driver.says(Outcome::Done, Outcome::NotSupported);
+    volumes.set_up_flex(request("p")).await.unwrap();
+    assert_eq!(world.mounts(&path).len(), 1);
+    assert!(volumes.tear_down_pod(tear_down(&world, "p")).await.unwrap().into_inner().done);
+    assert!(world.mounts(&path).is_empty() && !world.pod("p").exists());
+    for bad in [
+        SetUpFlexRequest { driver: "kubernetes.io/nfs".into(), ..request("p") },
+        SetUpFlexRequest { driver: "../d".into(), ..request("p") },
+        SetUpFlexRequest { volume: "../v".into(), ..request("p") },
+        SetUpFlexRequest { options: None, ..request("p") },
+    ] {
+        assert_eq!(volumes.set_up_flex(bad).await.unwrap_err().code(), Code::InvalidArgument);
+    }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn where_it_is_off_that_is_said_and_what_another_kubelet_has_mounted_stays() {
+    let Some(world) = world().await else { return };
+    let mut volumes = prepared(&world, &["p", "q"]).await;
+    let refused = volumes.set_up_flex(request("p")).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Aborted);
+    assert!(refused.message().contains("systemctl enable --now kubelet-flexvolume.socket"), "{refused:?}");
+    // An empty folder holds nobody up, a mount does.
+    std::fs::create_dir_all(folder(&world, "p")).unwrap();
+    assert!(volumes.tear_down_pod(tear_down(&world, "p")).await.unwrap().into_inner().done);
+    let path = folder(&world, "q");
+    std::fs::create_dir_all(&path).unwrap();
+    assert!(Command::new("mount").args(["-t", "tmpfs", "flex"]).arg(&path).status().unwrap().success());
+    let reply = volumes.tear_down_pod(tear_down(&world, "q")).await.unwrap().into_inner();
+    assert!(!reply.done && reply.left.iter().any(|left| left.contains("are off on this node")), "{reply:?}");
+    assert_eq!(world.mounts(&path).len(), 1);
+    assert!(Command::new("umount").arg(&path).status().unwrap().success());
+    assert!(volumes.tear_down_pod(tear_down(&world, "q")).await.unwrap().into_inner().done);
+}
