@@ -46,7 +46,11 @@ pub fn apply(program: Program, config: Option<&NodeConfig>) -> std::io::Result<A
     hide_memory()?;
     let mut applied = Applied::default();
     applied.warnings.extend(keep_descriptors());
-    let keep = if row.ambient().is_empty() { process::keep_only } else { process::keep_and_pass_on };
+    let keep = match row.ambient() {
+        _ if row.programs_give_root_up() => process::keep_for_roots_programs,
+        [] => process::keep_only,
+        _ => process::keep_and_pass_on,
+    };
     for missing in keep(row.capabilities).map_err(std::io::Error::other)? {
         applied.warnings.push(format!("{missing} is not to be had on this machine"));
     }

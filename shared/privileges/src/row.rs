@@ -432,7 +432,14 @@ impl Row {
 
     /// What the programs that it runs have too: inheritable and ambient.
     pub fn ambient(&self) -> &'static [Capability] {
-        if self.program.is_helper() && self.runs_programs == RunsPrograms::Always { self.capabilities } else { &[] }
+        let passes_on = self.program.is_helper() && self.runs_programs == RunsPrograms::Always;
+        if passes_on && !self.programs_give_root_up() { self.capabilities } else { &[] }
+    }
+
+    /// Its programs get its capabilities by root's exec and lose them with a change of their user: so nothing is ambient, no securebits
+    /// are locked, and the launcher, which has given most up, leaves no_new_privs to it.
+    pub fn programs_give_root_up(&self) -> bool {
+        self.program.is_helper() && self.capabilities.contains(&Capability::CAP_SETUID)
     }
 
     /// Everything in its permitted set.

@@ -87,7 +87,7 @@ fn calls(drivers: &Path, command: &str) -> Result<Vec<String>> {
 fn a_shell_driver_mounts_for_a_pod_and_unmounts_after_it() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let cluster = lab.cluster()?;
-    let drivers = drivers(lab.folder())?;
+    let drivers = drivers(&lab.folder())?;
     let folder = drivers.display().to_string();
     let mut scene =
         Scene::start_with(lab, cluster, |node| node.argument("--flexvolume").config("volumePluginDir", json!(folder)))?;
@@ -149,7 +149,7 @@ fn a_shell_driver_mounts_for_a_pod_and_unmounts_after_it() -> Result<()> {
 fn where_it_is_off_the_pods_event_says_who_switches_it_on() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let cluster = lab.cluster()?;
-    let drivers = drivers(lab.folder())?;
+    let drivers = drivers(&lab.folder())?;
     let folder = drivers.display().to_string();
     let scene = Scene::start_with(lab, cluster, |node| node.config("volumePluginDir", json!(folder)))?;
     scene.create(

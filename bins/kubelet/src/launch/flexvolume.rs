@@ -19,7 +19,7 @@ pub fn prepare(config: &NodeConfig, programs: &Path, granted: &[Capability]) -> 
         return None;
     }
     match Helper::prepare(Program::Flexvolume, "questions", ROOT, programs, granted) {
-        Ok(helper) => Some(helper.with_configuration(config).with_exec().on_demand()),
+        Ok(helper) => Some(helper.with_configuration(config).on_demand()),
         Err(error) => {
             tracing::warn!("FlexVolume drivers cannot be called: {}", bulkhead_types::chain(&error));
             None

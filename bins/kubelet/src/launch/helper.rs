@@ -25,8 +25,6 @@ pub struct Helper {
     run_dir: Option<PathBuf>,
     /// It is started when a question waits for it, and ends by itself.
     on_demand: bool,
-    /// root's exec gives it what the launcher has given up: it sets no_new_privs itself when it is up, as kubelet-volnetd does.
-    gains: bool,
     /// How the helper knows its end.
     name: &'static str,
     own: OwnedFd,
@@ -60,18 +58,7 @@ impl Helper {
         }
         let (own, theirs) = bulkhead_sys::scm::pair().map_err(HelperError::Socket)?;
         let (capabilities, _) = super::privileges::available(program.row().capabilities, granted);
-        Ok(Helper {
-            program,
-            file,
-            user,
-            capabilities,
-            run_dir: None,
-            on_demand: false,
-            gains: false,
-            name,
-            own,
-            theirs,
-        })
+        Ok(Helper { program, file, user, capabilities, run_dir: None, on_demand: false, name, own, theirs })
     }
 
     /// Tells it where the configuration is.
@@ -83,12 +70,6 @@ impl Helper {
     /// It runs only while something is asked.
     pub fn on_demand(mut self) -> Self {
         self.on_demand = true;
-        self
-    }
-
-    /// Its capabilities come with root's exec, and its programs may change their users.
-    pub fn with_exec(mut self) -> Self {
-        self.gains = true;
         self
     }
 
@@ -154,9 +135,10 @@ impl Helper {
         spec.user = Some(self.user.clone());
         spec.ambient.clone_from(&self.capabilities);
         spec.bounding = Some(self.capabilities.clone());
-        spec.no_new_privs = !self.gains;
-        // Locked, they would leave capabilities to a server that gives up root.
-        spec.lock_securebits = !self.gains;
+        // Such a one sets the flag itself when it is up, as kubelet-volnetd does.
+        let by_exec = row.programs_give_root_up();
+        spec.no_new_privs = !by_exec;
+        spec.lock_securebits = !by_exec;
         spec.die_with_parent = true;
         spec.max_data_bytes = Some(row.memory_bytes);
         spec.oom_score_adj = row.oom_score_adj;

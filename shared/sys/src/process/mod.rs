@@ -87,15 +87,24 @@ pub fn die_with_parent() -> Result<(), PrivilegeError> {
 /// Reduces permitted and effective to `wanted`, clears inheritable and ambient, and drops the rest of the bounding
 /// set where SETPCAP allows it. Returns those of `wanted` that this process did not have.
 pub fn keep_only(wanted: &[Capability]) -> Result<Vec<Capability>, PrivilegeError> {
-    reduce(wanted, false)
+    reduce(wanted, false, true)
 }
 
 /// As [`keep_only`], for a process whose programs need them as well: what of them is ambient stays so, and inheritable.
 pub fn keep_and_pass_on(wanted: &[Capability]) -> Result<Vec<Capability>, PrivilegeError> {
-    reduce(wanted, true)
+    reduce(wanted, true, true)
 }
 
-fn reduce(wanted: &[Capability], pass_on: bool) -> Result<Vec<Capability>, PrivilegeError> {
+/// [`keep_only`] for a process of root's whose programs are root's as anywhere: they get these capabilities by their exec, and one that
+/// gives root up by a change of its user loses them, because no securebits are locked.
+///
+/// # Errors
+/// As [`keep_only`].
+pub fn keep_for_roots_programs(wanted: &[Capability]) -> Result<Vec<Capability>, PrivilegeError> {
+    reduce(wanted, false, false)
+}
+
+fn reduce(wanted: &[Capability], pass_on: bool, lock: bool) -> Result<Vec<Capability>, PrivilegeError> {
     let set_error = |doing, set| move |source| PrivilegeError::Capabilities { doing, set, source };
     let permitted = caps::read(None, CapSet::Permitted).map_err(set_error("read", CapSet::Permitted))?;
     let keep: CapsHashSet = wanted.iter().copied().filter(|cap| permitted.contains(cap)).collect();
@@ -105,7 +114,9 @@ fn reduce(wanted: &[Capability], pass_on: bool) -> Result<Vec<Capability>, Privi
     // supervisor's to set.
     if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP).unwrap_or(false) {
         // Already locked otherwise is no error: `kubelet-ctl privileges` shows what they are.
-        let _ = rustix::thread::set_capabilities_secure_bits(locked_securebits());
+        if lock {
+            let _ = rustix::thread::set_capabilities_secure_bits(locked_securebits());
+        }
         let bounding = caps::read(None, CapSet::Bounding).map_err(set_error("read", CapSet::Bounding))?;
         for cap in bounding.difference(&keep) {
             caps::drop(None, CapSet::Bounding, *cap).map_err(set_error("reduce", CapSet::Bounding))?;
