@@ -7,13 +7,14 @@ use std::process::Child;
 use std::time::Duration;
 
 use bulkhead_config::NodeConfig;
+use bulkhead_daemon::privileges::Program;
 use bulkhead_ipc::common::flex_reply::Outcome;
 use bulkhead_ipc::common::flex_request::Act;
 use bulkhead_ipc::common::{FlexReply, FlexRequest, FlexSecret, FlexVolume};
 use bulkhead_ipc::helper::Asker;
 use bulkhead_sys::process::PrivilegeReport;
 use bulkhead_sys::scm;
-use bulkhead_sys::spawn::Spec;
+use bulkhead_sys::spawn::{Spec, User};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -32,7 +33,7 @@ impl Drop for World {
 }
 
 impl World {
-    /// As its launcher starts it, but for what this machine withholds.
+    /// As its launcher starts it.
     fn start() -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("left out: it takes root");
@@ -53,6 +54,8 @@ impl World {
         spec.args = vec!["--run-dir".into(), root.join("run").into()];
         spec.env = vec![("SECRET_OF_THE_PARENT".into(), "x".into())];
         spec.fds = vec![("questions".into(), theirs)];
+        spec.user = Some(User { uid: 0, gid: 0, groups: Vec::new() });
+        spec.bounding = Some(Program::Flexvolume.row().capabilities.to_vec());
         let (mut command, slots) = spec.prepare().unwrap().into_parts();
         let process = command.spawn().unwrap();
         drop(slots);
@@ -127,7 +130,8 @@ async fn a_driver_says_what_it_can_mounts_and_unmounts() {
     let process = PrivilegeReport::of(world.process.id()).unwrap();
     assert!(process.no_new_privs && process.seccomp_mode == 2 && process.uid == 0);
     assert!(process.effective.iter().any(|cap| cap.ends_with("SYS_ADMIN")), "{:?}", process.effective);
-    assert!(!process.bounding.iter().any(|cap| cap.ends_with("SYS_MODULE")), "{:?}", process.bounding);
+    assert_eq!(process.bounding.len(), Program::Flexvolume.row().capabilities.len(), "{:?}", process.bounding);
+    assert!(process.ambient.is_empty() && process.inheritable.is_empty(), "its programs have theirs by root's exec");
 
     let volume = world.volume();
     let reply = world.ask(&question(Act::Mount, "v/d")).await;
