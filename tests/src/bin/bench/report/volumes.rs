@@ -8,8 +8,10 @@ use super::{Row, Section, pair, quantile, total};
 use crate::measure::{Idle, Usage};
 use crate::volumes::{Given, Measurements, Plan, SetUp};
 
+/// In words.
+const LOCAL: &str = "five local volumes";
 const IDLE_CPU_PERCENT: f64 = 0.3;
-/// More than the same pods have without volumes.
+/// More than the same pods take without the volume of the driver: the others could be had before persistent volumes.
 const PSS_MIB: f64 = 3.0;
 
 /// What volumes cost.
@@ -18,7 +20,7 @@ pub fn section(plan: &Plan, measured: &Measurements) -> Section {
     if plan.pods > 0 && !plan.local_only {
         rows.extend(of_pods(plan, measured));
     } else if plan.pods > 0 {
-        rows.extend(idle(plan, "five local volumes", None, [&measured.idle_without, &measured.idle_local]));
+        rows.extend(idle(plan, ["none", LOCAL], None, [&measured.idle_without, &measured.idle_local]));
     }
     if !plan.judged {
         rows.iter_mut().for_each(|row| row.budget = None);
@@ -68,20 +70,21 @@ fn of_pods(plan: &Plan, measured: &Measurements) -> Vec<Row> {
         rows.push(Row::new(format!("  {name}"), Some(each(without.cpu_ns as f64)), each(used.cpu_ns as f64), "ms"));
     }
     rows.push(Row::new("CPU of the driver for a pod", None, each(measured.driver_cpu_ns as f64), "ms"));
-    rows.extend(idle(plan, "five local volumes", None, [&measured.idle_without, &measured.idle_local]));
+    rows.extend(idle(plan, ["none", LOCAL], None, [&measured.idle_without, &measured.idle_local]));
     let budgets = Some([IDLE_CPU_PERCENT, PSS_MIB]);
-    rows.extend(idle(plan, "those and one of CSI", budgets, [&measured.idle_without, &measured.idle]));
+    rows.extend(idle(plan, [LOCAL, "those and one of CSI"], budgets, [&measured.idle_local, &measured.idle]));
     rows
 }
 
-/// What pods with these volumes cost while nothing happens, beside pods without: judged are the processor time, and the memory that
+/// What pods with some volumes cost while nothing happens, beside pods with fewer: judged are the processor time, and the memory that
 /// they take more.
-fn idle(plan: &Plan, volumes: &str, budgets: Option<[f64; 2]>, [without, with]: [&Idle; 2]) -> Vec<Row> {
+fn idle(plan: &Plan, volumes: [&str; 2], budgets: Option<[f64; 2]>, [without, with]: [&Idle; 2]) -> Vec<Row> {
     let [cpu_budget, memory_budget] = budgets.map_or([None, None], |budgets| budgets.map(Some));
     let sum = |used: &std::collections::BTreeMap<String, Usage>| used.values().copied().sum::<Usage>().cpu_ns as f64;
     let percent = |idle: &Idle, ns: f64| ns / 1e7 / idle.seconds.max(1.0);
     let (floor, node) = (percent(without, sum(&without.used)), percent(with, sum(&with.used)));
-    let what = format!("{} pods, {volumes} (floor: none)", plan.pods);
+    let [fewer, volumes] = volumes;
+    let what = format!("{} pods, {volumes} (floor: {fewer})", plan.pods);
     let mut cpu = Row::new(format!("idle CPU, {what}"), Some(floor), node, "% of a core").judge(node);
     cpu.budget = cpu_budget;
     let mut rows = vec![cpu];
