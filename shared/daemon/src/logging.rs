@@ -8,9 +8,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use bulkhead_trace::TraceLayer;
 use tracing::field::{Field, Visit};
-use tracing::{Event, Level, Subscriber};
+use tracing::level_filters::LevelFilter;
+use tracing::subscriber::Interest;
+use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::fmt::format::{FormatFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormattedFields};
+use tracing_subscriber::layer::{Context, Filter};
 use tracing_subscriber::registry::LookupSpan;
 
 /// klog's verbosity in force.
@@ -35,21 +38,43 @@ pub enum LogFormat {
 /// info, from 4 on debug, from 6 on trace.
 pub fn start(format: LogFormat, verbosity: u32, traces: Option<TraceLayer>) {
     VERBOSITY.store(verbosity, Ordering::Relaxed);
-    let filter = tracing_subscriber::filter::filter_fn(|metadata| {
-        is_written(VERBOSITY.load(Ordering::Relaxed), metadata.level(), metadata.target())
-    });
     use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
     let layer = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .fmt_fields(PlainFields)
         .event_format(Klog { format, pid: std::process::id() });
-    let traces = traces.map(|layer| {
-        let ours = |metadata: &tracing::Metadata<'_>| metadata.target() == bulkhead_trace::TARGET;
-        layer.with_filter(tracing_subscriber::filter::filter_fn(ours))
-    });
-    let subscriber = tracing_subscriber::registry().with(layer.with_filter(filter)).with(traces);
-    // A second start in one process (tests) keeps the first.
-    let _ = tracing::subscriber::set_global_default(subscriber);
+    let subscriber = tracing_subscriber::registry().with(layer.with_filter(Written));
+    // A second start in one process (tests) keeps the first. No layer for traces where there are none: beside `None` every place in
+    // the code, of the libraries too, asks anew whether it is heard, each time.
+    let _ = match traces {
+        None => tracing::subscriber::set_global_default(subscriber),
+        Some(traces) => {
+            let ours = |metadata: &Metadata<'_>| metadata.target() == bulkhead_trace::TARGET;
+            let ours = tracing_subscriber::filter::filter_fn(ours).with_max_level_hint(LevelFilter::INFO);
+            tracing::subscriber::set_global_default(subscriber.with(traces.with_filter(ours)))
+        }
+    };
+}
+
+/// What is logged at the verbosity in force. The hint spares places that say more than that all but the comparison of a number; there
+/// are hundreds of them on the way of a request through the libraries.
+struct Written;
+
+impl<S> Filter<S> for Written {
+    fn enabled(&self, metadata: &Metadata<'_>, _: &Context<'_, S>) -> bool {
+        is_written(VERBOSITY.load(Ordering::Relaxed), metadata.level(), metadata.target())
+    }
+
+    fn callsite_enabled(&self, metadata: &'static Metadata<'static>) -> Interest {
+        match is_written(VERBOSITY.load(Ordering::Relaxed), metadata.level(), metadata.target()) {
+            true => Interest::always(),
+            false => Interest::never(),
+        }
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(LevelFilter::from_level(most(VERBOSITY.load(Ordering::Relaxed))))
+    }
 }
 
 /// Changes how much is logged from now on; see [`start`]. Answers whether that is another number than before.
@@ -68,12 +93,17 @@ pub fn set_verbosity(verbosity: u32) -> Result<bool, TooVerbose> {
     Ok(changed)
 }
 
-fn is_written(verbosity: u32, level: &Level, target: &str) -> bool {
-    let most = match verbosity {
+/// The most that is ever written.
+fn most(verbosity: u32) -> Level {
+    match verbosity {
         0..=3 => Level::INFO,
         4 | 5 => Level::DEBUG,
         _ => Level::TRACE,
-    };
+    }
+}
+
+fn is_written(verbosity: u32, level: &Level, target: &str) -> bool {
+    let most = most(verbosity);
     // Other crates' debug lines are of no use to an operator below the highest verbosities. Their traces are never
     // written: they are many, and they print what passes through (handshakes, tickets).
     let limit = match target.starts_with("bulkhead_") || target.starts_with("kubelet") {
@@ -272,11 +302,23 @@ mod tests {
     }
 
     #[test]
-    fn a_verbosity_that_means_nothing_changes_nothing() {
-        assert!(set_verbosity(VERBOSITY_MAX).is_ok());
-        for wrong in [VERBOSITY_MAX + 1, u32::MAX] {
-            assert_eq!(set_verbosity(wrong), Err(TooVerbose(wrong)));
-        }
+    fn what_is_not_written_is_known_by_its_level_alone() {
+        use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
+        let layer = tracing_subscriber::fmt::layer().with_writer(std::io::sink).with_filter(Written);
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
+            for (verbosity, most) in
+                [(0, LevelFilter::INFO), (5, LevelFilter::DEBUG), (VERBOSITY_MAX, LevelFilter::TRACE)]
+            {
+                set_verbosity(verbosity).unwrap();
+                assert_eq!(LevelFilter::current(), most, "{verbosity}");
+                assert_eq!(tracing::enabled!(target: "h2", Level::DEBUG), verbosity >= 8, "{verbosity}");
+            }
+            // A verbosity that means nothing changes nothing.
+            for wrong in [VERBOSITY_MAX + 1, u32::MAX] {
+                assert_eq!(set_verbosity(wrong), Err(TooVerbose(wrong)));
+            }
+            assert_eq!(LevelFilter::current(), LevelFilter::TRACE);
+        });
     }
 
     #[test]
