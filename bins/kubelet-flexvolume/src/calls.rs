@@ -19,7 +19,7 @@ use crate::verdict::Said;
 /// Most of what a driver says that is kept, bytes; the rest of it is read and dropped.
 const OUTPUT_MAX: usize = 64 * 1024;
 /// Calls of one driver that have not ended, those that hang included. Others have their places.
-const OF_ONE_DRIVER: usize = 8;
+const OF_ONE_DRIVER: usize = 32;
 /// What was killed ends within this time, unless the kernel does not let it.
 const AFTER_KILL: Duration = Duration::from_secs(5);
 /// Where shells look for programs.
@@ -193,7 +193,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("id");
         let script = format!("sleep 300 & echo $! > {}; wait", file.display());
-        assert!(matches!(shell(&script, Duration::from_millis(500)).await, Outcome::Killed));
+        assert!(matches!(shell(&script, Duration::from_secs(3)).await, Outcome::Killed));
         let id: i32 = std::fs::read_to_string(&file).unwrap().trim().parse().unwrap();
         // Its end may be a moment away, and then somebody has to have asked for it: it is dead or a zombie of init's.
         let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();

@@ -39,8 +39,7 @@ pub fn json(pod: &PodUid, volume: &VolumeName, wanted: &FlexVolume) -> Result<St
 
 /// Upstream validateFlexVolumeSource.
 fn is_reserved(key: &str) -> bool {
-    let Some((namespace, _)) = key.split_once('/') else { return false };
-    let namespace = namespace.trim().to_ascii_lowercase();
+    let namespace = key.split_once('/').map_or(key, |(namespace, _)| namespace).to_ascii_lowercase();
     ["kubernetes.io", "k8s.io"]
         .iter()
         .any(|ours| namespace.strip_suffix(ours).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')))
@@ -87,7 +86,7 @@ mod tests {
             ("KUBERNETES.io/x", false),
             ("a.kubernetes.io/x", false),
             ("k8s.io/x", false),
-            ("kubernetes.io", true),
+            ("kubernetes.io", false),
             ("notkubernetes.io/x", true),
             ("example.com/x", true),
         ] {

@@ -270,6 +270,15 @@ async fn orphans_go_and_known_pods_stay() {
     let request = PruneLogsRequest { known_pod_uids: vec!["known".into()], guard: world.guard(1) };
     let removed = files.prune_logs(request).await.unwrap().into_inner().removed;
     assert_eq!(removed.len(), 2, "folder and link: {removed:?}");
+    // Who asks was told of the container before its end.
+    let late = LinkContainerLogRequest {
+        pod: Some(PodLogId { namespace: "ns".into(), name: "orphan".into(), uid: "orphan".into() }),
+        container: "c".into(),
+        restart_count: 3,
+        container_id: "id".into(),
+    };
+    files.link_container_log(late).await.unwrap();
+    assert!(std::fs::symlink_metadata(world.dir.join("links/orphan_ns_c-id.log")).is_err());
     let link = world.dir.join("links/known_ns_c-id.log");
     assert_eq!(std::fs::read_to_string(&link).unwrap(), "x");
     let remove = RemoveContainerLogRequest {

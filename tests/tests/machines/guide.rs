@@ -152,6 +152,10 @@ fn daily_work(machine: &Machine, guide: &mut Guide, units: &mut Guide) -> Result
     ensure!(!said.stdout.contains("unwell"), "{}", said.stdout);
     let said = guide.run(machine, "Troubleshooting", &[])?;
     said.has(&["RUNNING", "ok"])?;
+    // Off until then, and part of the agent from then on. No driver of the guide's name is there.
+    ensure!(machine.unit("kubelet-flexvolume.socket")?.active == "inactive", "nobody has enabled it");
+    guide.run(machine, "FlexVolume drivers", &["namei"])?;
+    ensure!(machine.unit("kubelet-flexvolume.socket")?.active == "active");
     let old = machine.unit("kubelet-syncd.service")?;
     guide.run(machine, "Troubleshooting", &[])?;
     machine.wait_another_run("kubelet-syncd.service", &old)?;

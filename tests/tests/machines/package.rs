@@ -229,7 +229,7 @@ fn what_it_brings(machine: &Machine) -> Result<()> {
         .lines()
         .filter_map(|path| path.strip_prefix("/usr/bin/").or(path.strip_prefix(&format!("{LIBEXEC}/"))))
         .collect();
-    ensure!(programs.len() == 10, "{programs:?}");
+    ensure!(programs.len() == 11, "{programs:?}");
     for program in &programs {
         let page = machine.outside(&format!("/usr/share/man/man8/{program}.8.gz"));
         ensure!(page.exists(), "{program} has no page");

@@ -54,7 +54,8 @@ fn link_name(pod: &PodLog, container: &ContainerName, id: &ContainerId) -> Strin
     stem + ".log"
 }
 
-/// Makes the link in `/var/log/containers` point at the log file, whether or not that exists already.
+/// Makes the link in `/var/log/containers` point at the log file, whether or not that exists already. Where the folder that it is to
+/// be in is gone, so is the pod, and no link is left: who asks may have been told of the container before its end.
 pub fn link(
     node: &Node,
     pod: &PodLog,
@@ -75,10 +76,14 @@ pub fn link(
         // Not a link: somebody else's file stays.
         Err(errno) => return Err(error(errno)),
     }
-    match rustix::fs::symlinkat(&target, &dir, name.as_str()) {
-        Ok(()) => Ok(path),
-        Err(errno) => Err(error(errno)),
+    rustix::fs::symlinkat(&target, &dir, name.as_str()).map_err(error)?;
+    // After the link: a folder that goes from now on is followed by a look for links that lead nowhere.
+    let base = logs_dir(node)?;
+    let folder = open::dir_beneath(base.as_fd(), Path::new(&pod.dir_name()).join(container.as_str()));
+    if folder.is_err_and(|error| error.is_not_found()) {
+        unlink(&dir, &node.settings.container_links_dir, std::ffi::OsStr::new(&name))?;
     }
+    Ok(path)
 }
 
 /// Removes `<restart>.log` and what was rotated from it, and the link.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bulkhead_ipc::common::flex_request::Act;
 use bulkhead_ipc::common::{FlexRequest, FlexVolume as Told};
@@ -56,18 +56,39 @@ fn question(act: Act, pod: &PodUid, flex: &FlexVolume, options: Option<Told>) ->
     }
 }
 
+/// As long as a caller waits for a driver that mounts. kubelet-syncd waits longer, and would not tell the pod why.
+const MOUNTS: Duration = Duration::from_secs(90);
+/// As long as a tear-down waits for a driver that unmounts, for the same reason.
+const UNMOUNTS: Duration = Duration::from_secs(40);
+
+/// Waits so long for work that goes on in any case, and holds the pod's lock until its end.
+async fn waits<T>(
+    flex: &FlexVolume,
+    act: &str,
+    patience: Duration,
+    work: impl Future<Output = Result<T, Status>>,
+) -> Result<T, Status> {
+    tokio::time::timeout(patience, work).await.unwrap_or_else(|_| {
+        let (driver, volume, seconds) = (&flex.driver, &flex.volume, patience.as_secs());
+        Err(Status::aborted(format!(
+            "FlexVolume driver {driver} has not ended its {act} of volume {volume} for {seconds} s, and goes on"
+        )))
+    })
+}
+
 /// Sets it up, or does nothing if it is.
 ///
 /// # Errors
-/// The verb's own, or UNAVAILABLE where no worker or kubelet-flexvolume answers.
+/// The verb's own, ABORTED where the driver takes long, or UNAVAILABLE where no worker or kubelet-flexvolume answers.
 pub async fn set_up(node: Arc<Node>, lock: PodLock, wanted: Wanted) -> Result<Ready, Status> {
-    to_its_end(async move {
+    let flex = wanted.flex.clone();
+    let work = to_its_end(async move {
         let started = Instant::now();
         let result = mounted(&node, &Arc::new(lock), wanted).await;
         node.metrics.storage(FLEX, StorageOperation::Mount, started.elapsed().as_secs_f64(), result.is_ok());
         result
-    })
-    .await
+    });
+    waits(&flex, "mount", MOUNTS, work).await
 }
 
 async fn mounted(node: &Arc<Node>, lock: &Arc<PodLock>, wanted: Wanted) -> Result<Ready, Status> {
@@ -82,6 +103,8 @@ async fn mounted(node: &Arc<Node>, lock: &Arc<PodLock>, wanted: Wanted) -> Resul
     }
     let intent = Intent::Mount { plugin: flex.driver.to_string(), volume: flex.volume.clone() };
     let again = node.journal.of(&pod).contains(&intent);
+    let (of, what) = (pod.clone(), intent.clone());
+    on_the_pool(node, move |node| node.journal.begin(&of, what).map_err(VolumeError::from)).await?;
     let task = Task::PrepareFlex { pod: pod.clone(), flex: flex.clone() };
     let is_mounted = match worker::call(&node.workers, &task, None, lock.clone()).await? {
         (Done::Bound(there), _) => there.is_some(),
@@ -89,10 +112,9 @@ async fn mounted(node: &Arc<Node>, lock: &Arc<PodLock>, wanted: Wanted) -> Resul
     };
     let ready = Ready { path: flex.path(&node.settings, &pod), relabel: can.selinux_relabel };
     if is_mounted && !again {
+        node.journal.end(&pod, &intent);
         return Ok(ready);
     }
-    let (of, what) = (pod.clone(), intent.clone());
-    on_the_pool(node, move |node| node.journal.begin(&of, what).map_err(VolumeError::from)).await?;
     if !is_mounted && let Err(error) = node.flex.ask(&question(Act::Mount, &pod, &flex, Some(told))).await {
         if matches!(error, FlexError::Off | FlexError::NotSupported | FlexError::Failed(_)) {
             // As upstream: what could not be mounted leaves no folder.
@@ -118,21 +140,23 @@ async fn mounted(node: &Arc<Node>, lock: &Arc<PodLock>, wanted: Wanted) -> Resul
 /// Has drivers unmount what a pod has of them; answers what is left.
 ///
 /// # Errors
-/// What there is cannot be listed, or a part of one that is bound stays.
+/// What there is cannot be listed.
 pub async fn take_back(node: &Arc<Node>, pod: &PodUid, lock: &Arc<PodLock>) -> Result<Vec<Kept>, Status> {
     let of = pod.clone();
     let volumes = on_the_pool(node, move |node| flex::of_pod(&node.settings, &of)).await?;
     if volumes.is_empty() {
         return Ok(Vec::new());
     }
-    let task = Task::UnbindFlex { pod: pod.clone(), volumes: volumes.clone() };
-    worker::call(&node.workers, &task, None, lock.clone()).await?;
     let mut left = Vec::new();
     for flex in volumes {
-        let started = Instant::now();
-        let result = unmounted(node, pod, lock, &flex).await;
-        node.metrics.storage(FLEX, StorageOperation::Unmount, started.elapsed().as_secs_f64(), result.is_ok());
-        if let Err(status) = result {
+        let (on, of, held, volume) = (node.clone(), pod.clone(), lock.clone(), flex.clone());
+        let work = to_its_end(async move {
+            let started = Instant::now();
+            let result = unmounted(&on, &of, &held, &volume).await;
+            on.metrics.storage(FLEX, StorageOperation::Unmount, started.elapsed().as_secs_f64(), result.is_ok());
+            result
+        });
+        if let Err(status) = waits(&flex, "unmount", UNMOUNTS, work).await {
             let what = format!("volume {} of FlexVolume driver {}: {}", flex.volume, flex.driver, status.message());
             left.push(Kept { spec: flex.volume.to_string(), what });
         }
@@ -141,12 +165,15 @@ pub async fn take_back(node: &Arc<Node>, pod: &PodUid, lock: &Arc<PodLock>) -> R
 }
 
 async fn unmounted(node: &Arc<Node>, pod: &PodUid, lock: &Arc<PodLock>, flex: &FlexVolume) -> Result<(), Status> {
+    // Binds of its subPaths go first (upstream CleanSubPaths).
+    let task = Task::UnbindFlex { pod: pod.clone(), volumes: vec![flex.clone()] };
+    worker::call(&node.workers, &task, None, lock.clone()).await?;
     let end = |may_unmount| Task::EndFlex { pod: pod.clone(), flex: flex.clone(), may_unmount };
     match node.flex.ask(&question(Act::Unmount, pod, flex, None)).await {
         Ok(_) => worker::call(&node.workers, &end(false), None, lock.clone()).await?,
         Err(FlexError::NotSupported) => worker::call(&node.workers, &end(true), None, lock.clone()).await?,
-        // An empty folder on which nothing is mounted is no driver's any more.
-        Err(error @ FlexError::Off) => {
+        // An empty folder on which nothing is mounted is no driver's any more, or not yet: most drivers cannot unmount that.
+        Err(error @ (FlexError::Off | FlexError::Failed(_))) => {
             let ended = worker::call(&node.workers, &end(false), None, lock.clone()).await;
             ended.map_err(|_| refused(&error))?
         }

@@ -138,7 +138,9 @@ pub fn drop_contradicted(node: &Node) {
                     return [LOCAL, FC, ISCSI].contains(&plugin.as_str()) || FlexDriver::parse(plugin).is_ok();
                 }
                 let relative = path.strip_prefix(node.settings.paths.pod(pod)).unwrap_or(&path);
-                open::beneath(dir.as_fd(), relative, rustix::fs::OFlags::PATH, 0).is_ok()
+                // One that was mounted since the list was read is not entered either.
+                let there = open::beneath_same_mount(dir.as_fd(), relative, rustix::fs::OFlags::PATH);
+                !there.is_err_and(|error| error.is_not_found())
             }
         }
     });

@@ -156,7 +156,7 @@ struct Below {
     is_served: bool,
 }
 
-/// Mounts strictly below a directory, innermost and latest first. Those that lie on top of each other are one.
+/// Mounts strictly below a directory, innermost first. Those that lie on top of each other are one.
 fn mounts_below(base: &Path) -> Result<Vec<Below>, VolumeError> {
     let mut info = MountInfo::new();
     let mounts = info.read().map_err(VolumeError::Mounts)?;

@@ -234,15 +234,15 @@ impl PodCertificates {
     }
 
     async fn request(&self, wanted: &CertificateWanted) -> Result<Pending, String> {
+        let key_type = wanted.key_type.clone();
+        // RSA's are made one at a time: each keeps a thread busy for up to seconds, and others need these threads and the cores too.
+        let turn = if key::takes_long(&key_type) { Some(self.turn.lock().await) } else { None };
         let accounts: Api<ServiceAccount> = Api::namespaced(self.ports.client.client(Lane::Main), &wanted.namespace);
         let account = accounts.get(&wanted.service_account).await;
         let account = account.map_err(|error| format!("while fetching service account: {error}"))?;
         let node = self.ports.node.borrow().node.clone();
         let node_uid = node.and_then(|node| node.metadata.uid.clone());
         let node_uid = node_uid.ok_or("while getting node object from local cache: it is not there yet")?;
-        let key_type = wanted.key_type.clone();
-        // RSA's are made one at a time: each keeps a thread busy for up to seconds, and others need these threads and the cores too.
-        let turn = if key::takes_long(&key_type) { Some(self.turn.lock().await) } else { None };
         let made = tokio::task::spawn_blocking(move || key::generate(&key_type)).await;
         drop(turn);
         let (key, request) = made.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;

@@ -31,7 +31,8 @@ impl Act {
             (Act::Unpublish, false) => Some("Unmounter.TearDownAt failed"),
             (Act::Unpublish, true) => Some("blockMapper.unpublishVolumeForBlock failed"),
             (Act::Unstage, true) => Some("blockMapper.unstageVolumeForBlock failed"),
-            (Act::Unstage, false) | (Act::Stage | Act::Publish, _) => None,
+            (Act::Unstage, false) => Some("attacher.UnmountDevice failed"),
+            (Act::Stage | Act::Publish, _) => None,
         }
     }
 }
@@ -56,7 +57,8 @@ mod tests {
     #[test]
     fn what_a_driver_refuses() {
         let refused = [Act::Stage, Act::Publish, Act::Unpublish, Act::Unstage].map(|act| act.refused(false));
-        assert_eq!(refused, [None, None, Some("Unmounter.TearDownAt failed"), None]);
+        let unmounted = [Some("Unmounter.TearDownAt failed"), Some("attacher.UnmountDevice failed")];
+        assert_eq!(refused, [None, None, unmounted[0], unmounted[1]]);
         let unpublished = "blockMapper.unpublishVolumeForBlock failed";
         let unstaged = "blockMapper.unstageVolumeForBlock failed";
         let refused = [Act::Stage, Act::Publish, Act::Unpublish, Act::Unstage].map(|act| act.refused(true));
