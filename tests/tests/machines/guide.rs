@@ -154,7 +154,7 @@ fn daily_work(machine: &Machine, guide: &mut Guide, units: &mut Guide) -> Result
     said.has(&["RUNNING", "ok"])?;
     // Off until then, and part of the agent from then on. No driver of the guide's name is there.
     ensure!(machine.unit("kubelet-flexvolume.socket")?.active == "inactive", "nobody has enabled it");
-    guide.run(machine, "FlexVolume drivers", &["namei"])?;
+    guide.run(machine, "FlexVolume drivers", &["namei", "eval"])?;
     ensure!(machine.unit("kubelet-flexvolume.socket")?.active == "active");
     let old = machine.unit("kubelet-syncd.service")?;
     guide.run(machine, "Troubleshooting", &[])?;
