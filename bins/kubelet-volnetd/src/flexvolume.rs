@@ -10,7 +10,7 @@ use bulkhead_ipc::helper::{AskError, Asker};
 /// The socket's name, among those that the launcher passes.
 pub const SOCKET: &str = "flexvolume";
 
-/// Longer than kubelet-flexvolume gives one call with its wait for a place.
+/// Longer than kubelet-flexvolume gives one call.
 const PATIENCE: Duration = Duration::from_secs(25 * 60);
 
 /// Why a driver has not done it.
