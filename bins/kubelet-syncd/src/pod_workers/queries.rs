@@ -69,7 +69,9 @@ impl<P: Clone> Workers<P> {
         self.pods.get(uid).is_some_and(|w| w.restart_requested)
     }
 
+    /// Unlike upstream's, an evicted pod's content stays until its containers have stopped and that was read: the minute's garbage
+    /// collection would else remove what an exit code is about to be read from.
     pub fn content_should_be_removed(&self, uid: &PodUid) -> bool {
-        self.pods.get(uid).map_or(self.synced, |w| w.evicted || (w.deleted && w.terminated))
+        self.pods.get(uid).map_or(self.synced, |w| (w.evicted || w.deleted) && w.terminated)
     }
 }

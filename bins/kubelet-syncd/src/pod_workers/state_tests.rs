@@ -91,8 +91,20 @@ fn the_newest_update_waits_and_a_kill_interrupts() {
     m.update("a", UpdateType::Kill, facts("p"), Some(Kill { grace: Some(9), evicted: false, hurried: false }));
     m.done("a", Outcome::Cancelled);
     assert_eq!(m.log(), ["Sync a 0", "cancel a", "cancel a", "Terminating a 5"]);
-    assert!(!m.workers.content_should_be_removed(&uid("b")));
+}
+
+#[test]
+fn an_evicted_pods_content_stays_until_its_end_was_read() {
+    let mut m = Machine::new();
+    m.update("a", UpdateType::Create, facts("p"), None);
+    m.update("a", UpdateType::Kill, facts("p"), Some(Kill { grace: Some(5), evicted: true, hurried: false }));
+    m.done("a", Outcome::Cancelled);
+    assert_eq!(m.workers.lifecycle(&uid("a")), Some(Lifecycle::Terminating));
+    assert!(!m.workers.content_should_be_removed(&uid("a")));
+    m.done("a", Outcome::Done);
+    assert_eq!(m.workers.lifecycle(&uid("a")), Some(Lifecycle::Terminated));
     assert!(m.workers.content_should_be_removed(&uid("a")));
+    assert!(!m.workers.content_should_be_removed(&uid("b")));
 }
 
 #[test]

@@ -371,8 +371,9 @@ impl SyncLoop {
                     let incarnation = node.pods.incarnation(&uid);
                     tokio::spawn(async move {
                         node.termination_messages.learn(&uid, &runtime).await;
-                        // Meanwhile the pod may have been forgotten, and its uid come back as another one.
-                        if node.pods.incarnation(&uid) == incarnation {
+                        // Meanwhile the pod may have been forgotten, and its uid come back as another one; or its end has begun,
+                        // and perhaps been told.
+                        if node.pods.incarnation(&uid) == incarnation && view::lives(&node, &uid) {
                             view::refresh(&node, &uid, &pod, Stage::Alive);
                         }
                     });
@@ -394,7 +395,7 @@ impl SyncLoop {
         }
         if event.kind == PodLifecycleEventKind::ContainerDied {
             let node = self.node.clone();
-            // What an evicted pod's containers ended with is read before they go, and all of a pod goes at once when it has ended.
+            // All of a pod goes at once when it has ended.
             let ends = matches!(self.workers.lifecycle(&uid), Some(Lifecycle::Terminating | Lifecycle::Terminated));
             let everything = !ends && self.workers.content_should_be_removed(&uid);
             if self.node.volnetd.authority().sources_ready() {

@@ -192,12 +192,17 @@ pub fn publish(
 
 /// What a pod that nobody is ending does, where its status tells.
 pub fn why_it_is_so(node: &NodeContext, uid: &PodUid, pod: &Pod, status: &PodStatus) {
-    if node.hub.get(uid).is_some_and(|state| is_let_live(&state)) {
+    if lives(node, uid) {
         let why = why_of(status, pod);
         if !why.is_empty() {
             node.hub.why(uid, why);
         }
     }
+}
+
+/// Nobody is ending the pod.
+pub fn lives(node: &NodeContext, uid: &PodUid) -> bool {
+    node.hub.get(uid).is_some_and(|state| is_let_live(&state))
 }
 
 fn is_let_live(state: &api::PodState) -> bool {
