@@ -109,6 +109,8 @@ async fn plain(mut stream: tokio::net::TcpStream) -> Result<()> {
 }
 
 async fn grpc(stream: tokio::net::TcpStream) -> Result<()> {
+    // As servers in Go do.
+    stream.set_nodelay(true)?;
     let answer = |request: Request<Incoming>| async move {
         request.into_body().collect().await?;
         let trailers = HeaderMap::from_iter([(hyper::header::HeaderName::from_static("grpc-status"), zero())]);
@@ -171,7 +173,9 @@ pub fn floor(lab: &Lab, targets: &Targets, mix: &[Kind], containers: &[String], 
 }
 
 async fn check(address: SocketAddr) -> Result<()> {
-    let stream = TokioIo::new(tokio::net::TcpStream::connect(address).await?);
+    let stream = tokio::net::TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    let stream = TokioIo::new(stream);
     let (mut sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await?;
     let connection = tokio::spawn(connection);
     let request = Request::post(format!("http://{address}{CHECK}"))
