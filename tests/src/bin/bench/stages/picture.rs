@@ -1,7 +1,9 @@
 //! Where the time of pods goes, as a picture (SVG): a start and a deletion step by step, and of many at once each pod's time as a
 //! line. Pure.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::ops::Range;
 
 use super::timeline::{Owner, Slice};
 use super::{Measurements, Timelines};
@@ -14,6 +16,8 @@ const STEP: f64 = 16.0;
 const HEADING: f64 = 28.0;
 const GAP: f64 = 22.0;
 const MANY_HEIGHT: f64 = 260.0;
+/// Of the lines of many pods.
+const COLUMNS: usize = 940;
 /// What takes less of the time is not worth a line of its own.
 const LEAST_SHARE: f64 = 0.004;
 
@@ -134,26 +138,48 @@ fn steps(body: &mut String, y: f64, title: &str, slices: &[Slice]) -> f64 {
 fn many(body: &mut String, y: f64, title: &str, timelines: &Timelines) -> f64 {
     let from = timelines.iter().map(|slices| begin(slices)).min().unwrap_or(0);
     let whole = timelines.iter().map(|slices| end(slices)).max().unwrap_or(0).saturating_sub(from).max(1);
-    let scale = (WIDTH - 20.0) / whole as f64;
     heading(body, y + 12.0, title, whole);
     let y = y + HEADING - 6.0;
     let line = MANY_HEIGHT / timelines.len() as f64;
     let mut sorted: Vec<&Vec<Slice>> = timelines.iter().collect();
     sorted.sort_by_key(|slices| end(slices));
+    // One path a colour: a rectangle for each step of each pod would be half a megabyte.
+    let mut paths: BTreeMap<usize, String> = BTreeMap::new();
     for (index, slices) in sorted.into_iter().enumerate() {
-        for slice in slices {
-            let _ = writeln!(
-                body,
-                "<rect x=\"{:.1}\" y=\"{:.2}\" width=\"{:.2}\" height=\"{:.2}\" fill=\"{}\"/>",
-                (slice.begin - from) as f64 * scale + 10.0,
-                y + index as f64 * line,
-                (slice.took() as f64 * scale).max(0.3),
-                line * 0.85,
-                colour(slice.owner)
-            );
+        for (owner, columns) in runs(slices, from, whole) {
+            let path = paths.entry(owner).or_default();
+            let (x, y, width) = (columns.start + 10, y + index as f64 * line, columns.len());
+            let _ = write!(path, "M{x} {y:.1}h{width}v{:.1}h-{width}z", line * 0.85);
         }
     }
+    for (owner, path) in paths {
+        let _ = writeln!(body, "<path d=\"{path}\" fill=\"{}\"/>", colour(Owner::ALL[owner]));
+    }
     y + MANY_HEIGHT + GAP
+}
+
+/// What a pod's line shows in each of its [`COLUMNS`] columns: whose the largest part of that time is, by its place in
+/// [`Owner::ALL`]; neighbours of one owner together.
+fn runs(slices: &[Slice], from: u64, whole: u64) -> Vec<(usize, Range<usize>)> {
+    let width = (whole as f64 / COLUMNS as f64).max(1.0);
+    let mut shares = vec![[0.0; Owner::ALL.len()]; COLUMNS];
+    for slice in slices {
+        let (begin, end) = ((slice.begin - from) as f64 / width, (slice.end - from) as f64 / width);
+        let owner = Owner::ALL.iter().position(|owner| *owner == slice.owner).unwrap_or(0);
+        for (column, share) in shares.iter_mut().enumerate().take(end.ceil() as usize).skip(begin as usize) {
+            share[owner] += end.min(column as f64 + 1.0) - begin.max(column as f64);
+        }
+    }
+    let mut runs: Vec<(usize, Range<usize>)> = Vec::new();
+    for (column, share) in shares.iter().enumerate() {
+        let most = share.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+        let Some((owner, _)) = most.filter(|(_, share)| **share > 0.0) else { continue };
+        match runs.last_mut() {
+            Some((last, columns)) if *last == owner && columns.end == column => columns.end = column + 1,
+            _ => runs.push((owner, column..column + 1)),
+        }
+    }
+    runs
 }
 
 #[cfg(test)]
@@ -172,9 +198,28 @@ mod tests {
         let text = svg(&measured);
         assert!(text.contains("start one pod: 3.0 ms") && text.contains("start 2 pods at once"), "{text}");
         assert!(!text.contains("delete"), "{text}");
-        // Legend, background, two steps, two slices of each of two pods.
-        assert_eq!(text.matches("<rect").count(), Owner::ALL.len() + 1 + 2 + 4);
+        // Legend, background, two steps.
+        assert_eq!(text.matches("<rect").count(), Owner::ALL.len() + 1 + 2);
+        // Two pods of two colours.
+        assert_eq!((text.matches("<path").count(), text.matches('M').count()), (2, 4));
         assert!(text.starts_with("<svg ") && text.ends_with("</svg>\n"));
+    }
+
+    #[test]
+    fn a_column_shows_what_takes_most_of_it() {
+        let slice = |owner, begin, end| Slice { owner, what: String::new(), begin, end };
+        let place = |owner| Owner::ALL.iter().position(|other| *other == owner).unwrap();
+        // Ten nanoseconds a column.
+        let whole = COLUMNS as u64 * 10;
+        let slices = [
+            slice(Owner::Queue, 100, 126),
+            slice(Owner::Node, 126, 129),
+            slice(Owner::Runtime, 129, 150),
+            slice(Owner::Queue, 160, 161),
+        ];
+        let (queue, runtime) = (place(Owner::Queue), place(Owner::Runtime));
+        assert_eq!(runs(&slices, 100, whole), [(queue, 0..3), (runtime, 3..5), (queue, 6..7)]);
+        assert_eq!(runs(&[slice(Owner::Queue, 0, whole)], 0, whole), [(queue, 0..COLUMNS)]);
     }
 
     #[test]
