@@ -153,6 +153,7 @@ impl<S: Source> Log<S> {
         loop {
             // A client that goes leaves the file to the thread that reads it, which then closes it.
             let mut reading = self.reading.take()?;
+            let mut at_once = None;
             if reading.at_end {
                 let more = match &mut self.follower {
                     Some(follower) => follower.more(&mut reading).await,
@@ -161,21 +162,27 @@ impl<S: Source> Log<S> {
                 match more {
                     Ok(Some(rest)) => {
                         reading.at_end = false;
-                        self.reading = Some(reading);
                         if !rest.is_empty() {
+                            self.reading = Some(reading);
                             return Some(Ok(rest));
                         }
-                        continue;
+                        // A thread costs a follower of few lines more than all else that is done for them.
+                        at_once = reading.advance_at_once();
                     }
                     Ok(None) => return self.end(reading).map(Ok),
                     Err(error) => return Some(Err(error)),
                 }
             }
-            let work = tokio::task::spawn_blocking(move || {
-                let piece = reading.advance();
-                (reading, piece)
-            });
-            let (reading, piece) = work.await.ok()?;
+            let (reading, piece) = match at_once {
+                Some(piece) => (reading, Ok(piece)),
+                None => {
+                    let work = tokio::task::spawn_blocking(move || {
+                        let piece = reading.advance();
+                        (reading, piece)
+                    });
+                    work.await.ok()?
+                }
+            };
             let Piece { out, moved } = match piece {
                 Ok(piece) => piece,
                 Err(error) => return Some(Err(error)),

@@ -207,6 +207,31 @@ async fn what_is_written_comes_at_once_and_the_end_is_the_containers() {
     assert_eq!(place.asked.load(Ordering::Relaxed), 0, "nobody is asked while nothing hints at another file");
 }
 
+#[test]
+fn a_little_growth_needs_no_thread() {
+    let place = Place::new();
+    let mut writer = place.writer();
+    let mut reading = Reading::new(File::open(place.path()).unwrap(), Transcript::new(RULES), None).unwrap();
+    say(&mut writer, "a");
+    assert_eq!(reading.advance().unwrap().out, b"a\n");
+    let mut at_once = || reading.advance_at_once().map(|piece| (String::from_utf8(piece.out).unwrap(), piece.moved));
+    assert_eq!(at_once(), Some((String::new(), false)));
+    say(&mut writer, "b");
+    say(&mut writer, "c");
+    assert_eq!(at_once(), Some(("b\nc\n".to_owned(), true)));
+    // More than is read in one go, and an end in the middle of a line.
+    for number in 0..100 {
+        say(&mut writer, number);
+    }
+    writer.write_all(line("last").split_at(30).0.as_bytes()).unwrap();
+    let mut all = String::new();
+    while let Some((out, true)) = at_once() {
+        all += &out;
+    }
+    assert_eq!(all, numbers(0..100));
+    assert!(reading.at_end);
+}
+
 #[tokio::test]
 async fn a_limit_ends_it() {
     let place = Place::new();

@@ -6,12 +6,15 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use flate2::read::MultiGzDecoder;
+use rustix::io::ReadWriteFlags;
 
 use super::tail::Search;
 use super::transcript::Transcript;
 
 /// Read at once. What comes of it is no more, and that is what a client that does not take it holds in memory.
 const CHUNK: usize = 32 * 1024;
+/// Read at once by [`Reading::advance_at_once`]: a few lines, of which the client's turn is not held up.
+const GROWTH: usize = 4 * 1024;
 /// So much is read in one go where nothing of it is wanted, before it is asked whether anybody still listens.
 const STRETCH: usize = 32 * CHUNK;
 
@@ -92,6 +95,24 @@ impl Reading {
         }
         piece.out.shrink_to_fit();
         Ok(piece)
+    }
+
+    /// The same for a file that has grown by a little, without a thread of its own: only what the kernel has in memory is read
+    /// (`RWF_NOWAIT`, preadv2(2)), and what was just written is. `None`: nothing was read, and [`Self::advance`] says why.
+    pub fn advance_at_once(&mut self) -> Option<Piece> {
+        if self.search.is_some() || self.inflated.is_some() || self.transcript.is_done() {
+            return None;
+        }
+        let mut chunk = [0; GROWTH];
+        let into = &mut [io::IoSliceMut::new(&mut chunk)];
+        // Not in memory, interrupted, or a file system that cannot say.
+        let read = rustix::io::preadv2(&self.file, into, self.offset, ReadWriteFlags::NOWAIT).ok()?;
+        self.at_end = read < GROWTH;
+        self.offset += read as u64;
+        let mut piece = Piece { out: Vec::new(), moved: read > 0 };
+        self.transcript.feed(chunk.get(..read).unwrap_or_default(), &mut piece.out);
+        piece.out.shrink_to_fit();
+        Some(piece)
     }
 
     /// The file was cut: what was read is not there any more.
