@@ -12,9 +12,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// A start that takes longer than this blocks nobody else.
 pub const HOLD: Duration = Duration::from_secs(20);
 
-/// How many starts are in flight on a machine with so many processors: two for each, at least 2, at most 8.
+/// How many starts are in flight on a machine with so many processors: four for each, at least 4, at most 16. A start waits for the
+/// kernel and for plugins as long as it computes; with half as many two processors are not busy all the time (SPECIFICATION.md).
 pub fn slots(cpus: u32) -> usize {
-    usize::try_from(cpus.saturating_mul(2)).unwrap_or(usize::MAX).clamp(2, 8)
+    usize::try_from(cpus.saturating_mul(4)).unwrap_or(usize::MAX).clamp(4, 16)
 }
 
 /// Hands out the slots, first come first served.
@@ -85,8 +86,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_for_each_processor() {
-        assert_eq!([0, 1, 2, 3, 4, 64].map(slots), [2, 2, 4, 6, 8, 8]);
+    fn four_for_each_processor() {
+        assert_eq!([0, 1, 2, 3, 4, 64].map(slots), [4, 4, 8, 12, 16, 16]);
     }
 
     #[tokio::test(start_paused = true)]

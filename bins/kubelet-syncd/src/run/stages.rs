@@ -43,7 +43,7 @@ use crate::service::silence;
 use crate::service::streams::StreamParts;
 use crate::sources::{DroppedPod, FileConfig, HttpConfig, RunningPod, Sources, SourcesConfig};
 use crate::start_latency::StartTimes;
-use crate::start_limit::{HOLD, StartLimiter, slots};
+use crate::start_limit::{self, HOLD, StartLimiter};
 use crate::sync_loop::cpu_sets;
 use crate::sync_loop::events::Reporter;
 use crate::sync_loop::evictions::{self, Evictions};
@@ -57,7 +57,7 @@ use crate::sync_loop::runtime_health::{self, RuntimeHealth};
 use crate::sync_loop::shutdown::Shutdowns;
 use crate::sync_loop::termination_messages::TerminationMessages;
 use crate::sync_loop::{RuntimeMetrics, RuntimeSide, SyncLoop, SyncLoopParts, image_fs, image_list, node_cgroups};
-use crate::take_down::TakeDowns;
+use crate::take_down::{self, TakeDowns};
 use crate::volumes::set_up::FILES_ON_THEIR_WAY;
 use kubelet_edges::csi::CsiClient;
 use kubelet_edges::volnetd::{Authority, Volnetd};
@@ -504,8 +504,8 @@ fn runtime_side(
         connections.volnetd.clone(),
         config,
         connections.state.clone(),
-        StartLimiter::new(slots(machine.capacity.cpus), HOLD),
-        TakeDowns::new(slots(machine.capacity.cpus)),
+        StartLimiter::new(start_limit::slots(machine.capacity.cpus), HOLD),
+        TakeDowns::new(take_down::slots(machine.capacity.cpus)),
         pleg,
         start.reporter.clone(),
         keyring,

@@ -35,6 +35,11 @@ pub const HELD_MAX: Duration = Duration::from_secs(10);
 /// A call that takes longer than this blocks nobody else.
 pub const HOLD: Duration = Duration::from_secs(20);
 
+/// How many pods are taken down at a time on a machine with so many processors: two for each, at least 2, at most 8.
+pub fn slots(cpus: u32) -> usize {
+    usize::try_from(cpus.saturating_mul(2)).unwrap_or(usize::MAX).clamp(2, 8)
+}
+
 /// Hands out the slots.
 #[derive(Debug, Clone)]
 pub struct TakeDowns {

@@ -117,6 +117,11 @@ async fn end_all(slots: &TakeDowns, pods: &[Vec<Duration>], hurried: bool) -> Wo
 const TICK: Duration = Duration::from_millis(2);
 const AT_ONCE: Duration = Duration::from_millis(50);
 
+#[test]
+fn two_for_each_processor() {
+    assert_eq!([0, 1, 2, 3, 4, 64].map(slots), [2, 2, 4, 6, 8, 8]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn pods_go_one_after_the_other_in_order_of_arrival() {
     let slots = TakeDowns::new(2);
