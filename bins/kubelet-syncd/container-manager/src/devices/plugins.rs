@@ -44,6 +44,8 @@ struct Resource {
     unhealthy: BTreeSet<String>,
     /// It has told its devices, in this life or one before, and its grace is not over since.
     known: bool,
+    /// A plugin has registered it in this life.
+    came: bool,
     /// It has been `known`, or its plugin has gone before it told any device: the node shows it.
     shown: bool,
     /// None: its grace is over.
@@ -78,8 +80,14 @@ impl Plugins {
         self.generations += 1;
         let generation = self.generations;
         let endpoint = Endpoint { generation, options, listed: false, stopped: None };
-        self.resources.entry(resource.to_owned()).or_default().endpoint = Some(endpoint);
+        let found = self.resources.entry(resource.to_owned()).or_default();
+        (found.endpoint, found.came) = (Some(endpoint), true);
         generation
+    }
+
+    /// A plugin has registered the resource in this life, whether it is still there or not.
+    pub fn has_come(&self, resource: &str) -> bool {
+        self.resources.get(resource).is_some_and(|found| found.came)
     }
 
     fn of_generation(&mut self, resource: &str, generation: u64) -> Option<&mut Resource> {

@@ -10,7 +10,7 @@ use prost::Message as _;
 use serde_json::json;
 
 use super::manager::Call;
-use super::plugins::{Capacity, Device, Devices, PluginOptions, STOP_GRACE};
+use super::plugins::{Capacity, Device, Devices, PluginOptions, Plugins, STOP_GRACE};
 use super::{Admission, DeviceManager, Question};
 use crate::checkpoint;
 use crate::request::{Gates, PodRequest};
@@ -138,6 +138,11 @@ fn a_plugin_goes_and_comes_back() {
     manager.disconnect(R, second, now);
     assert_eq!(shown(&mut manager, now + STOP_GRACE + Duration::from_secs(1)), (0, 0), "for good");
     assert_eq!(manager.waits_for(&wants, &ids(&[])), None);
+    // It has been here, and need not be looked for; that of a checkpoint has not.
+    assert!(manager.plugins().has_come(R));
+    let mut plugins = Plugins::default();
+    plugins.expect(R, now);
+    assert!(!plugins.has_come(R));
 }
 
 #[test]

@@ -60,6 +60,9 @@ const SHOWN_EVERY: Duration = Duration::from_secs(5);
 const BACK: Duration = Duration::from_secs(2);
 /// While a plugin is away: whether its grace is over.
 const LOOK: Duration = Duration::from_secs(10);
+/// A plugin of an earlier start that did not answer is connected to again after a pause, twice as long each time.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Changes that nobody relies on are gathered for so long before the checkpoint is written.
 const SETTLE: Duration = Duration::from_secs(1);
 /// After a write that failed, and how often one that a pod waits for is tried.
@@ -196,11 +199,7 @@ impl Devices {
         let endpoints = self.store.load();
         for (resource, endpoint) in endpoints.clone() {
             let devices = self.clone();
-            tokio::spawn(async move {
-                if let Err(error) = devices.connect(&resource, &endpoint, true).await {
-                    tracing::info!(resource, endpoint, "a plugin of an earlier start has not come back: {error}");
-                }
-            });
+            tokio::spawn(async move { devices.bring_back(&resource, &endpoint).await });
         }
         // The Node does not lose for a moment what comes back at once.
         let back = async {
@@ -212,6 +211,26 @@ impl Devices {
             self.keep_shown().await;
         };
         tokio::join!(shown, self.keep_file());
+    }
+
+    /// Connects to a plugin of an earlier start, until it is there or somebody has registered the resource. One that is only stopped,
+    /// or whose way through kubelet-volnetd is closed for a while, does not register again: its socket of registration is the same.
+    async fn bring_back(&self, resource: &str, endpoint: &str) {
+        let mut pause = PAUSE_MIN;
+        loop {
+            let dialed = self.dial(resource, endpoint).await;
+            if lock(&self.manager).plugins().has_come(resource) {
+                return;
+            }
+            match dialed {
+                Ok((plugin, options)) => return self.take(resource, endpoint, true, plugin, options),
+                Err(error) => {
+                    tracing::info!(resource, endpoint, "a plugin of an earlier start has not come back: {error}");
+                }
+            }
+            tokio::time::sleep(pause).await;
+            pause = PAUSE_MAX.min(pause * 2);
+        }
     }
 
     /// The socket of plugins' registration.
@@ -339,6 +358,13 @@ impl Devices {
     /// # Errors
     /// In upstream's words.
     pub async fn connect(&self, resource: &str, endpoint: &str, by_socket: bool) -> Result<(), String> {
+        let (plugin, options) = self.dial(resource, endpoint).await?;
+        self.take(resource, endpoint, by_socket, plugin, options);
+        Ok(())
+    }
+
+    /// A plugin, and what it can do.
+    async fn dial(&self, resource: &str, endpoint: &str) -> Result<(DevicePlugin, DevicePluginOptions), String> {
         {
             let manager = lock(&self.manager);
             if manager.plugins().len() >= RESOURCES_MAX && !manager.plugins().contains(resource) {
@@ -351,6 +377,18 @@ impl Devices {
             .map_err(|status| format!("failed to dial device plugin: {}", words(&status)))?;
         let options = plugin.options().await;
         let options = options.map_err(|status| format!("failed to get device plugin options: {}", words(&status)))?;
+        Ok((plugin, options))
+    }
+
+    /// From here on the resource is the plugin's.
+    fn take(
+        &self,
+        resource: &str,
+        endpoint: &str,
+        by_socket: bool,
+        plugin: DevicePlugin,
+        options: DevicePluginOptions,
+    ) {
         let stop = CancellationToken::new();
         let DevicePluginOptions { pre_start_required, get_preferred_allocation_available } = options;
         let options =
@@ -379,7 +417,6 @@ impl Devices {
                 me.disconnect(&resource, generation);
             });
         }
-        Ok(())
     }
 
     /// Takes in what a plugin tells, until it ends.
