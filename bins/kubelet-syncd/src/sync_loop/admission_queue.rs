@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use super::housekeeping::plan::ORPHAN_GRACE;
 use super::main_loop::SyncLoop;
 use super::resource_waits::{ResourceWaits, Waited};
+use super::runtime_side::Stage;
 use super::view;
 use crate::admission::{self, Context, Decision, NodeInfo, Pressure, Rejection, Settings, preemption};
 use crate::desired;
@@ -313,9 +314,12 @@ impl SyncLoop {
             return view::rejected(&self.node, uid, pod, &status);
         }
         // It ran before this process started, and may not any longer.
-        self.node.pods.set_status(uid, Arc::new(pod_status::rejected_while_it_runs(pod, status)));
+        let status = Arc::new(pod_status::rejected_while_it_runs(pod, status));
+        self.node.pods.set_status(uid, status.clone());
         let facts = desired::facts(pod);
         let actions = if facts.is_static && self.workers.lifecycle(uid).is_none() {
+            // Its end is the runtime's pod's alone, which has no status; told is this one, and written once nothing of it runs.
+            view::publish(&self.node, uid, pod, &runtime, &status, Stage::Alive);
             // A static pod that was never started here would count as ended.
             self.workers.kill_runtime_pod(uid, &facts.full_name, ORPHAN_GRACE, now)
         } else {
