@@ -1,6 +1,6 @@
 //! What must hold, a named check each. The table in docs/simulation.md has a row for each of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bulkhead_simulation_kernel as kernel;
@@ -9,7 +9,7 @@ use crate::schedule::{CALM, ContainerShape, ProbeKind, SETTLING, Shape};
 use crate::world::{Container, State, Told, World, uid_of, version_of};
 
 /// Names of all checks, for the documentation and the mutants.
-pub const NAMES: [&str; 40] = [
+pub const NAMES: [&str; 50] = [
     "one-instance",
     "one-pod-a-name",
     "wanted-runs-on",
@@ -48,6 +48,16 @@ pub const NAMES: [&str; 40] = [
     "detach-last",
     "volumes-as-desired",
     "volumes-gone",
+    "as-asked",
+    "one-owner",
+    "as-checkpoint",
+    "keeps-own",
+    "plugin-first",
+    "healthy-only",
+    "refused-rightly",
+    "can-be-had",
+    "held-by-the-living",
+    "on-its-cpus",
     "no-panic",
     "no-end",
 ];
@@ -95,6 +105,7 @@ impl World {
         let Some(shape) = past.shape.clone() else { return };
         self.check_order(&shape, &uid, &name, &this.sandbox);
         self.check_volumes_first(&this, &shape);
+        self.check_resources(&this);
         let is_regular = shape.containers.iter().any(|container| container.name == name);
         if is_regular && !past.unsure.contains(&name) {
             match (shape.restart_policy.as_str(), past.ended.get(&name)) {
@@ -268,6 +279,9 @@ impl World {
                 );
             }
         }
+        if before.phase != now.phase {
+            self.check_refusal(name, &now);
+        }
         self.told.insert(uid.to_owned(), now);
         self.shown.insert(uid.to_owned());
     }
@@ -290,6 +304,8 @@ impl World {
                 by_version.insert(version, uid_of(sandbox).to_owned());
             }
         }
+        let refused: BTreeSet<u64> =
+            self.told.values().filter(|told| told.is_refused()).filter_map(|told| told.version).collect();
         let wanted: Vec<(String, u64, Shape)> =
             self.wanted.iter().map(|(name, wanted)| (name.clone(), wanted.version, wanted.shape.clone())).collect();
         self.check_gone(&wanted, &by_version);
@@ -313,6 +329,12 @@ impl World {
                 again && c.behaviour.ends_after.is_some() || by_probe
             });
             match uid {
+                _ if refused.contains(version) => {
+                    let runs = uid.is_some_and(|uid| self.running(&uid).next().is_some());
+                    if runs {
+                        self.breaks("as-desired", format!("{name} at the end: it is refused, and runs"));
+                    }
+                }
                 None => self.breaks("as-desired", format!("{name} (version {version}) has no sandbox at the end")),
                 Some(uid) if crashes => restless.push(uid),
                 Some(uid) => self.check_desired(name, &uid, shape),
@@ -329,6 +351,9 @@ impl World {
         if self.has_driver {
             self.check_volumes_end();
         }
+        if self.resources.on {
+            self.check_resources_end();
+        }
     }
 
     /// Nothing is left of pods that nobody wants.
@@ -339,6 +364,9 @@ impl World {
         let contested = self.contested();
         let waiting = self.wanted.values().filter(|wanted| contested.contains(&wanted.version));
         keep.extend(waiting.filter_map(|wanted| wanted.uid.clone()));
+        // Nor those that were refused.
+        let is_wanted = |told: &Told| wanted.iter().any(|(_, version, _)| told.version == Some(*version));
+        keep.extend(self.told.iter().filter(|(_, told)| is_wanted(told)).map(|(uid, _)| uid.clone()));
         let left = |uid: &str| !keep.iter().any(|kept| kept == uid);
         let mut found = Vec::new();
         found.extend(self.sandboxes.values().filter(|s| left(uid_of(s))).map(|s| format!("sandbox {}", s.id)));

@@ -11,6 +11,8 @@
 //! | [`world`] | what is true, and the story |
 //! | [`checks`], [`api_checks`] | what must hold |
 //! | [`runtime`], [`volnetd`], [`volnetd_csi`], [`apiserver`], [`attacher`], [`csi_driver`] | models of the peers |
+//! | [`device_plugin`] | the same of a device plugin |
+//! | [`resources`], [`resources_schedule`] | devices and CPUs of containers' own: what is true and must hold; workload and faults |
 //! | [`volumes`], [`volumes_schedule`] | volumes of claims: what is true and must hold; workload and faults |
 //! | [`observer`] | who listens to what is told |
 //! | [`process`] | a process that gets turns |
@@ -25,12 +27,15 @@ pub mod attacher;
 pub mod checks;
 pub mod coverage;
 pub mod csi_driver;
+pub mod device_plugin;
 pub mod dice;
 pub mod mutants;
 pub mod node;
 pub mod observer;
 pub mod outcome;
 pub mod process;
+pub mod resources;
+pub mod resources_schedule;
 pub mod runtime;
 pub mod schedule;
 pub mod search;

@@ -18,7 +18,7 @@ use crate::process::Process;
 use crate::schedule::{CALM, Deed, Family, Program, SETTLING, STOPPED_BY, Schedule, Shape, Step};
 use crate::volumes_schedule::Claim;
 use crate::world::{Command, Shared, Wanted, World};
-use crate::{apiserver, csi_driver, observer, runtime, volnetd};
+use crate::{apiserver, csi_driver, device_plugin, observer, resources, runtime, volnetd};
 
 /// Paths of the node as everybody names them; nothing is there.
 pub const POD_LOGS: &str = "/simulated/logs";
@@ -74,11 +74,17 @@ pub struct Node {
     syncd: Seat,
     volnetd: Seat,
     runtime: Seat,
+    /// The device plugin; nobody where there is none.
+    plugin: Seat,
+    /// The socket of device plugins' registration, which kubelet-volnetd has bound.
+    registrar: Arc<OwnedFd>,
     machine: Process,
     cluster: Option<Cluster>,
     steps: Vec<Step>,
     /// When [`World::check_stopped`] is due.
     stopped_by: Option<Duration>,
+    /// When faults end that are left over.
+    calm: Option<Duration>,
 }
 
 /// What a node with an API server has beside.
@@ -138,6 +144,26 @@ fn with_api(config: &mut NodeConfig) {
     config.kubelet.node_status_update_frequency = seldom;
 }
 
+/// The same node with CPUs to give. The system keeps one.
+fn with_resources(config: &mut NodeConfig) {
+    config.kubelet.cpu_manager_policy = "static".to_owned();
+    config.kubelet.system_reserved.insert("cpu".to_owned(), "1".to_owned());
+}
+
+/// What a container asks for; null: nothing. In a pod in which one has CPUs for itself all are limited.
+fn limits(shape: &Shape, container: &crate::schedule::ContainerShape) -> serde_json::Value {
+    let mut limits = serde_json::Map::new();
+    if shape.is_guaranteed() {
+        let cpus = if container.cpus > 0 { container.cpus.to_string() } else { format!("{}m", resources::SHARED) };
+        limits.insert("cpu".to_owned(), json!(cpus));
+        limits.insert("memory".to_owned(), json!(format!("{}Mi", resources::MEMORY_OF_CONTAINER)));
+    }
+    if container.devices > 0 {
+        limits.insert(resources::RESOURCE.to_owned(), json!(container.devices.to_string()));
+    }
+    if limits.is_empty() { serde_json::Value::Null } else { json!({"limits": limits}) }
+}
+
 /// A pod as it is written down.
 pub(crate) fn manifest(pod: &str, shape: &Shape, version: u64) -> serde_json::Value {
     let container = |c: &crate::schedule::ContainerShape| {
@@ -147,6 +173,10 @@ pub(crate) fn manifest(pod: &str, shape: &Shape, version: u64) -> serde_json::Va
             && let Some(made) = made.as_object_mut()
         {
             made.insert("restartPolicy".to_owned(), json!("Always"));
+        }
+        let resources = limits(shape, c);
+        if !resources.is_null() {
+            made["resources"] = resources;
         }
         if !shape.claims.is_empty() {
             let mount = |claim: &Claim| json!({"name": claim.name(), "mountPath": format!("/{}", claim.name())});
@@ -258,6 +288,14 @@ fn driver_socket(folder: &Path) -> PathBuf {
     folder.join("driver.sock")
 }
 
+fn plugin_socket(folder: &Path) -> PathBuf {
+    folder.join("plugin.sock")
+}
+
+fn registrar_socket(folder: &Path) -> PathBuf {
+    folder.join("registrar.sock")
+}
+
 fn api_socket(folder: &Path) -> PathBuf {
     folder.join("apiserver.sock")
 }
@@ -272,12 +310,21 @@ impl Node {
         if schedule.family.has_api() {
             with_api(&mut config);
         }
+        let has_plugin = schedule.family == Family::Resources;
+        if has_plugin {
+            with_resources(&mut config);
+        }
+        resources::machine(&folder.join("machine"))?;
+        let registrar: OwnedFd = listen(&registrar_socket(folder))?.into();
         for name in ["run", "manifests"] {
             std::fs::create_dir_all(folder.join(name)).with_context(|| format!("making {name}"))?;
         }
         let socket = config.paths.socket(Name::Syncd);
         let syncd_socket = UnixListener::bind(&socket).context("listening for kubelet-syncd")?;
         let world = Shared::new(schedule.seed);
+        if has_plugin {
+            world.lock().resources.begin();
+        }
         let observed = world.clone();
         let machine = Process::start(async move || observer::listen(observed, &socket).await)?;
         let family = schedule.family;
@@ -296,10 +343,13 @@ impl Node {
             syncd: Seat::empty(),
             volnetd: Seat::empty(),
             runtime: Seat::empty(),
+            plugin: if has_plugin { Seat::empty() } else { Seat::none() },
+            registrar: Arc::new(registrar),
             machine,
             cluster,
             steps,
             stopped_by: Some(STOPPED_BY),
+            calm: has_plugin.then_some(CALM),
         })
     }
 
@@ -317,16 +367,23 @@ impl Node {
                 self.stopped_by = None;
                 self.world.lock().check_stopped();
             }
+            if self.calm.is_some_and(|at| at <= kernel::now()) {
+                self.calm = None;
+                let mut world = self.world.lock();
+                world.call_faults.clear();
+                world.resources.faults.clear();
+            }
             if !self.world.lock().broken.is_empty() {
                 break;
             }
             let steps = self.steps.last().map(|step| Duration::from_millis(step.at));
             let cluster = self.cluster.as_ref();
-            let seats = [&self.syncd, &self.volnetd, &self.runtime].into_iter();
+            let seats = [&self.syncd, &self.volnetd, &self.runtime, &self.plugin].into_iter();
             let seats = seats.chain(cluster.into_iter().flat_map(|c| [&c.apiserver, &c.statusd, &c.driver]));
             let back = seats.flat_map(|seat| [seat.back, seat.stopped]);
             let ends = cluster.into_iter().flat_map(|c| c.ends.iter().map(|(at, _)| Some(*at)));
-            let next = back.chain(ends).chain([until, steps, self.stopped_by]).flatten().min().unwrap_or(end);
+            let next =
+                back.chain(ends).chain([until, steps, self.stopped_by, self.calm]).flatten().min().unwrap_or(end);
             if next >= end {
                 kernel::advance(end);
                 self.world.lock().check_end();
@@ -342,7 +399,7 @@ impl Node {
         for _ in 0..TURNS_MAX {
             let mut moved = false;
             let mut until = None;
-            let seats = [&mut self.syncd, &mut self.volnetd, &mut self.runtime];
+            let seats = [&mut self.syncd, &mut self.volnetd, &mut self.runtime, &mut self.plugin];
             let cluster = self.cluster.iter_mut().flat_map(|c| [&mut c.statusd, &mut c.apiserver, &mut c.driver]);
             let running = seats.into_iter().chain(cluster).filter(|seat| seat.stopped.is_none());
             let running = running.filter_map(|seat| seat.process.as_mut());
@@ -378,11 +435,14 @@ impl Node {
     /// Processes that are due to come (back) do.
     fn take_seats(&mut self) -> Result<()> {
         let now = kernel::now();
-        let all = [Program::Syncd, Program::Statusd, Program::Volnetd, Program::Runtime, Program::Driver];
+        let all =
+            [Program::Syncd, Program::Statusd, Program::Volnetd, Program::Runtime, Program::Driver, Program::Plugin];
         for program in all {
             if let Some(seat) = self.seat(program).filter(|seat| seat.stopped.is_some_and(|until| until <= now)) {
                 seat.stopped = None;
-                self.world.lock().tell(program.name(), "goes on");
+                let mut world = self.world.lock();
+                world.tell(program.name(), "goes on");
+                world.resources.disturb();
             }
         }
         let is_due = |seat: &Seat| seat.back.is_some_and(|back| back <= now);
@@ -398,6 +458,13 @@ impl Node {
         }
         if is_due(&self.syncd) {
             self.start_syncd()?;
+        }
+        if is_due(&self.plugin) {
+            let listener = listen(&plugin_socket(&self.folder))?;
+            let (world, registrar) = (self.world.clone(), registrar_socket(&self.folder));
+            world.lock().tell("plugin", "starts");
+            let process = Process::start(async move || device_plugin::serve(world, listener, registrar).await)?;
+            self.plugin = Seat::taken(process);
         }
         if let Some(cluster) = &mut self.cluster {
             cluster.end_faults();
@@ -443,6 +510,8 @@ impl Node {
             runtime_socket: self.config.runtime_socket.clone(),
             kubeconfig: self.folder.join("kubeconfig"),
             driver_socket: driver_socket(&self.folder),
+            plugin_socket: plugin_socket(&self.folder),
+            registrar: self.registrar.clone(),
         };
         let mut to_statusd = None;
         if let Some(cluster) = &self.cluster {
@@ -490,7 +559,9 @@ impl Node {
             std::future::pending::<()>().await;
         })?;
         self.syncd = Seat::taken(process);
-        self.world.lock().life = self.lives;
+        let mut world = self.world.lock();
+        world.life = self.lives;
+        world.resources.syncd_starts();
         Ok(())
     }
 
@@ -521,6 +592,7 @@ impl Node {
             Program::Driver => self.cluster.as_mut().map(|cluster| &mut cluster.driver),
             Program::Volnetd => Some(&mut self.volnetd),
             Program::Runtime => Some(&mut self.runtime),
+            Program::Plugin => Some(&mut self.plugin),
         }
     }
 
@@ -538,6 +610,7 @@ impl Node {
             (Command::KillSyncd { down }, _) => (&mut self.syncd, down),
             (Command::RestartRuntime { down }, _) => (&mut self.runtime, down),
             (Command::RestartVolnetd { down }, _) => (&mut self.volnetd, down),
+            (Command::KillPlugin { down }, _) => (&mut self.plugin, down),
             (Command::KillStatusd { down }, Some(cluster)) => (&mut cluster.statusd, down),
             (Command::RestartApi { down }, Some(cluster)) => (&mut cluster.apiserver, down),
             (Command::KillDriver { down }, Some(cluster)) => (&mut cluster.driver, down),
@@ -548,7 +621,14 @@ impl Node {
         }
         (seat.back, seat.stopped) = (Some(now + Duration::from_millis(down)), None);
         let mut world = self.world.lock();
+        if !matches!(command, Command::KillPlugin { .. }) {
+            world.resources.disturb();
+        }
         match command {
+            Command::KillPlugin { .. } => {
+                world.resources.plugin_dies();
+                world.tell("plugin", "is dead");
+            }
             Command::KillSyncd { .. } => {
                 world.tell("kubelet-syncd", "is dead");
                 // Connections that nobody has taken yet end with whoever made them, and who asks now waits for the next life.
@@ -599,7 +679,11 @@ impl Node {
         match deed {
             Deed::Write { pod, shape } => self.write(pod, shape)?,
             Deed::Remove { pod } => {
-                self.world.lock().wanted.remove(pod);
+                let mut world = self.world.lock();
+                if let Some(wanted) = world.wanted.remove(pod) {
+                    world.resources.want_no_more(wanted.version);
+                }
+                drop(world);
                 let path = self.folder.join("manifests").join(format!("{pod}.json"));
                 if std::fs::remove_file(path).is_ok() {
                     self.tell_watchers(pod, bulkhead_ipc::volnetd::watch_event::Change::Removed);
@@ -616,6 +700,16 @@ impl Node {
             | Deed::SilentWatches { .. }
             | Deed::SilentApi { .. } => self.do_api_step(deed),
             Deed::KillDriver { down } => self.command(Command::KillDriver { down: *down }),
+            Deed::KillPlugin { down } => self.command(Command::KillPlugin { down: *down }),
+            Deed::Plugin { fault } => self.world.lock().resources.faults.push(*fault),
+            Deed::Sicken { pick, lasts } => self.sicken(*pick, Duration::from_millis(*lasts)),
+            Deed::Claim => {
+                let shape = self.world.lock().claim();
+                if let Some(shape) = shape {
+                    self.world.lock().tell("somebody", format!("writes the manifest of {}: {shape}", resources::CLAIM));
+                    self.write(resources::CLAIM, &shape)?;
+                }
+            }
             Deed::Driver { fault } => self.world.lock().volumes.faults.push(*fault),
             Deed::KillStatusd { down } => self.command(Command::KillStatusd { down: *down }),
             Deed::RestartApi { down } => self.command(Command::RestartApi { down: *down }),
@@ -623,6 +717,7 @@ impl Node {
                 // Nobody stops who is not there.
                 if let Some(seat) = self.seat(*program).filter(|seat| seat.process.is_some()) {
                     seat.stopped = Some(until(lasts));
+                    self.world.lock().resources.disturb();
                 }
             }
             Deed::KillSyncd { down } => self.command(Command::KillSyncd { down: *down }),
@@ -683,7 +778,10 @@ impl Node {
             let mut world = self.world.lock();
             let version = world.next_version();
             let wanted = Wanted { shape: shape.clone(), version, since: kernel::now(), uid: None, is_edited: false };
-            world.wanted.insert(pod.to_owned(), wanted);
+            if let Some(before) = world.wanted.insert(pod.to_owned(), wanted) {
+                world.resources.want_no_more(before.version);
+            }
+            world.resources.want(version, shape);
             version
         };
         let manifest = manifest(pod, shape, version);
@@ -708,6 +806,19 @@ impl Node {
             identity: String::new(),
         };
         self.world.lock().watchers.retain(|watcher| watcher.send(Ok(event.clone())).is_ok());
+    }
+
+    /// A device falls ill, and recovers by itself.
+    fn sicken(&self, pick: u64, lasts: Duration) {
+        let Some(id) = self.world.lock().resources.sicken(pick, false) else { return };
+        self.world.lock().tell("plugin", format!("device {id} is not healthy"));
+        let (world, Some(machine)) = (self.world.clone(), self.machine.handle()) else { return };
+        machine.spawn(async move {
+            tokio::time::sleep(lasts).await;
+            let mut world = world.lock();
+            world.resources.sicken(pick, true);
+            world.tell("plugin", format!("device {id} is healthy"));
+        });
     }
 
     fn exit(&self, pick: u64, code: i32, out_of_memory: bool) {

@@ -85,6 +85,14 @@ pub async fn change<T: Send + 'static>(
                 world.commands.push(Command::KillSyncd { down: 100 });
                 return Err(Status::unavailable("the caller is dead"));
             }
+            Some(CallFault::AnswerLost) => {
+                if let Some((lasts, status)) = act.stalls() {
+                    shared.lock().tell(name_of(peer), format!("gets nowhere with {what}"));
+                    tokio::time::sleep(lasts).await;
+                    shared.lock().tell(name_of(peer), format!("gives {what} up"));
+                    return Err(status);
+                }
+            }
             _ => {}
         }
         let done = act.run(shared.clone()).await;
@@ -129,6 +137,12 @@ pub fn name_of(peer: Peer) -> &'static str {
 
 /// What [`change`] does with the world.
 pub trait AsyncFnOnceSend<T>: Send + 'static {
+    /// What [`CallFault::AnswerLost`] is to this call where the peer itself does not wait for ever: how long it does, and what it says
+    /// then.
+    fn stalls(&self) -> Option<(Duration, Status)> {
+        None
+    }
+
     fn run(self, world: Shared) -> Pin<Box<dyn Future<Output = Result<T, Status>> + Send>>;
 }
 
@@ -139,6 +153,31 @@ where
 {
     fn run(self, world: Shared) -> Pin<Box<dyn Future<Output = Result<T, Status>> + Send>> {
         Box::pin(async move { self(&mut world.lock()) })
+    }
+}
+
+/// How long containerd goes on with a pull of which nothing comes: `image_pull_progress_timeout`, as it is where nobody sets it.
+const PULL_PROGRESS_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Pulls an image. Its caller sends no deadline, neither here nor upstream (`cri-client/pkg/remote_image.go` PullImage), since a large
+/// image takes as long as it takes. So an answer that never comes on a connection that stands would hold the pod for ever; but the
+/// other end is not like that: a registry may stall and containerd then ends the pull, its own context being cancelled
+/// (`internal/cri/server/images/image_pull.go` pullProgressReporter).
+struct Pull {
+    name: String,
+}
+
+impl AsyncFnOnceSend<()> for Pull {
+    fn stalls(&self) -> Option<(Duration, Status)> {
+        let text = format!("failed to pull and unpack image {:?}: context canceled", self.name);
+        Some((PULL_PROGRESS_TIMEOUT, Status::cancelled(text)))
+    }
+
+    fn run(self, shared: Shared) -> Pin<Box<dyn Future<Output = Result<(), Status>> + Send>> {
+        Box::pin(async move {
+            shared.lock().images.insert(self.name);
+            Ok(())
+        })
     }
 }
 
@@ -406,6 +445,8 @@ fn create_container(world: &mut World, request: v1::CreateContainerRequest) -> R
     }
     let behaviour = Behaviour::read(&config.command)
         .ok_or_else(|| Status::invalid_argument(format!("the model does not know the command {:?}", config.command)))?;
+    let cpus = config.linux.as_ref().and_then(|linux| linux.resources.as_ref()).map(|r| r.cpuset_cpus.clone());
+    let cpus = cpus.unwrap_or_default();
     let id = world.next_id("c");
     let container = Container {
         id: id.clone(),
@@ -418,6 +459,7 @@ fn create_container(world: &mut World, request: v1::CreateContainerRequest) -> R
         finished: 0,
         exit_code: 0,
         reason: String::new(),
+        cpus,
         is_ghost: false,
         began: kernel::now(),
         probed: Default::default(),
@@ -705,9 +747,15 @@ impl RuntimeService for Model {
 
     async fn update_container_resources(
         &self,
-        _: Request<v1::UpdateContainerResourcesRequest>,
+        request: Request<v1::UpdateContainerResourcesRequest>,
     ) -> Answer<v1::UpdateContainerResourcesResponse> {
-        self.ask(|_| Ok(v1::UpdateContainerResourcesResponse {})).await
+        let v1::UpdateContainerResourcesRequest { container_id: id, linux, .. } = request.into_inner();
+        let cpus = linux.unwrap_or_default().cpuset_cpus;
+        self.change(format!("UpdateContainerResources {id} to CPUs {cpus}"), move |world| {
+            world.move_container(&id, &cpus)?;
+            Ok(v1::UpdateContainerResourcesResponse {})
+        })
+        .await
     }
 
     async fn get_container_events(
@@ -744,12 +792,8 @@ impl ImageService for Model {
 
     async fn pull_image(&self, request: Request<v1::PullImageRequest>) -> Answer<v1::PullImageResponse> {
         let name = request.into_inner().image.map(|image| image.image).unwrap_or_default();
-        let pulled = name.clone();
-        self.change(format!("PullImage {name}"), move |world| {
-            world.images.insert(pulled);
-            Ok(())
-        })
-        .await?;
+        let (what, pull) = (format!("PullImage {name}"), Pull { name: name.clone() });
+        change(&self.world, &self.machine, Peer::Runtime, what, pull).await?;
         Ok(Response::new(v1::PullImageResponse { image_ref: format!("sha256:{name}") }))
     }
 

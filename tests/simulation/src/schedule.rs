@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::dice::Dice;
+use crate::resources_schedule::PluginFault;
 use crate::volumes_schedule::{Claim, DriverFault};
 
 /// Nothing happens from outside after this time; the node has the rest of the run to come to what is wanted.
@@ -101,6 +102,17 @@ pub struct ContainerShape {
     pub sidecar: bool,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub probes: Vec<ProbeShape>,
+    /// How many devices of the plugin it asks for.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub devices: u64,
+    /// How many CPUs it asks for, to have them for itself.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub cpus: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 impl ContainerShape {
@@ -159,10 +171,13 @@ pub enum Family {
     Many,
     /// Pods of the API server whose containers mount volumes of claims, which a CSI driver serves.
     Volumes,
+    /// Pods of manifests whose containers have devices of a plugin and CPUs for themselves.
+    Resources,
 }
 
 impl Family {
-    pub const ALL: [Family; 5] = [Family::Pods, Family::Api, Family::Probes, Family::Many, Family::Volumes];
+    pub const ALL: [Family; 6] =
+        [Family::Pods, Family::Api, Family::Probes, Family::Many, Family::Volumes, Family::Resources];
 
     /// Whether the node has an API server.
     pub fn has_api(self) -> bool {
@@ -177,6 +192,7 @@ impl Family {
             Family::Probes => "probes",
             Family::Many => "many",
             Family::Volumes => "volumes",
+            Family::Resources => "resources",
         }
     }
 
@@ -219,6 +235,7 @@ pub enum Program {
     Volnetd,
     Runtime,
     Driver,
+    Plugin,
 }
 
 impl Program {
@@ -230,6 +247,7 @@ impl Program {
             Program::Volnetd => "kubelet-volnetd",
             Program::Runtime => "runtime",
             Program::Driver => "driver",
+            Program::Plugin => "plugin",
         }
     }
 }
@@ -299,6 +317,21 @@ pub enum Deed {
     Driver {
         fault: DriverFault,
     },
+    /// The device plugin is killed, and starts again after so many milliseconds.
+    KillPlugin {
+        down: u64,
+    },
+    /// The next call of the device plugin that is about devices of a container.
+    Plugin {
+        fault: PluginFault,
+    },
+    /// One of the devices, by a number that picks it, is not healthy for so many milliseconds.
+    Sicken {
+        pick: u64,
+        lasts: u64,
+    },
+    /// Somebody writes the manifest of a pod that asks for all devices and CPUs that nobody has.
+    Claim,
     /// A process is stopped (SIGSTOP) and goes on after so many milliseconds, as one that the machine does not run.
     Stop {
         program: Program,
@@ -375,6 +408,10 @@ impl Deed {
             Deed::RestartApi { .. } => "restart-api",
             Deed::KillDriver { .. } => "kill-driver",
             Deed::Driver { .. } => "driver-fault",
+            Deed::KillPlugin { .. } => "kill-plugin",
+            Deed::Plugin { .. } => "plugin-fault",
+            Deed::Sicken { .. } => "sicken",
+            Deed::Claim => "claim",
             Deed::Stop { .. } => "stop",
             Deed::Api { .. } => "api-fault",
             Deed::CloseWatches => "close-watches",
@@ -406,6 +443,7 @@ impl Deed {
                 | Deed::Delete { .. }
                 | Deed::Replace { .. }
                 | Deed::Meddle { .. }
+                | Deed::Claim
         )
     }
 }
@@ -432,6 +470,10 @@ impl fmt::Display for Deed {
             Deed::RestartApi { down } => write!(f, "kube-apiserver restarts, away for {down} ms"),
             Deed::KillDriver { down } => write!(f, "the driver is killed for {down} ms"),
             Deed::Driver { fault } => write!(f, "the next change asked of the driver: {fault:?}"),
+            Deed::KillPlugin { down } => write!(f, "the device plugin is killed for {down} ms"),
+            Deed::Plugin { fault } => write!(f, "the next call of the device plugin: {fault:?}"),
+            Deed::Sicken { lasts, .. } => write!(f, "a device is not healthy for {lasts} ms"),
+            Deed::Claim => write!(f, "somebody wants all that is free"),
             Deed::Stop { program, lasts } => write!(f, "{} is stopped, and goes on after {lasts} ms", program.name()),
             Deed::Api { fault } => write!(f, "of what the node asks of kube-apiserver: {fault:?}"),
             Deed::CloseWatches => write!(f, "all watches end"),
@@ -478,6 +520,11 @@ impl fmt::Display for Shape {
                 Some(after) => write!(f, ", heeds SIGTERM after {after} ms")?,
                 None => write!(f, ", heeds no SIGTERM")?,
             }
+            for (number, what) in [(container.devices, "devices"), (container.cpus, "CPUs")] {
+                if number > 0 {
+                    write!(f, ", has {number} {what}")?;
+                }
+            }
             for probe in &container.probes {
                 let ProbeShape { kind, passes_after, fails_after, period, threshold } = probe;
                 write!(f, ", {} probe each {period} s passes after {passes_after} ms", kind.name())?;
@@ -509,12 +556,13 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The schedule of a seed. Without a wish for a family, even seeds are about pods of the API server, odd ones about the others in
-    /// turn.
+    /// The schedule of a seed. Without a wish for a family, most even seeds are about pods of the API server, the rest about the others
+    /// in turn.
     pub fn of(seed: u64, only: Option<Family>) -> Self {
         let family = only.unwrap_or(match seed % 8 {
             1 => Family::Pods,
             3 => Family::Probes,
+            4 => Family::Resources,
             5 => Family::Volumes,
             7 => Family::Many,
             _ => Family::Api,
@@ -550,6 +598,13 @@ impl Schedule {
                 // What a clock that is set back does to restarts is the other families'.
                 steps.retain(|step| !matches!(step.deed, Deed::StepClock { .. }));
                 crate::volumes_schedule::faults(&mut dice, &mut steps);
+            }
+            Family::Resources => {
+                crate::resources_schedule::workload(&mut dice, &mut steps);
+                faults(&mut dice, &mut steps);
+                stops(&mut Dice::of(seed, "stopped"), &mut steps, family);
+                steps.retain(|step| !matches!(step.deed, Deed::StepClock { .. }));
+                crate::resources_schedule::faults(&mut dice, &mut steps);
             }
         }
         steps.sort_by_key(|step| step.at);
@@ -674,6 +729,8 @@ fn container(dice: &mut Dice, name: String, ends: bool) -> ContainerShape {
         behaviour: Behaviour { ends_after, exit_code, heeds_term },
         sidecar: false,
         probes: Vec::new(),
+        devices: 0,
+        cpus: 0,
     }
 }
 

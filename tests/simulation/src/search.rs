@@ -16,8 +16,12 @@ use crate::schedule::{Family, Schedule};
 
 /// The word with which this program runs one schedule, given on its standard input, in a folder, and prints what became of it.
 pub const ONE: &str = "one";
-/// A run that takes longer goes round in a circle in which no time passes.
+/// A run that takes more of a processor goes round in a circle in which no time passes.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// So often it is looked how much it took.
+const LOOK: Duration = Duration::from_secs(5);
+/// Of a second, as the kernel counts the time of processes (USER_HZ, the same on all machines that this runs on).
+const TICKS: u64 = 100;
 
 /// Runs a schedule in a process of its own. `program`: this one, or one with mutants in it, of which one may be put in force.
 ///
@@ -53,18 +57,32 @@ pub fn run(program: &Path, schedule: &Schedule, mutant: Option<&str>) -> Result<
 
 /// False: it had to be ended.
 fn wait(child: &mut Child) -> Result<bool> {
-    let began = Instant::now();
+    let mut look = Instant::now() + LOOK;
     loop {
         if child.try_wait()?.is_some() {
             return Ok(true);
         }
-        if began.elapsed() > PATIENCE {
-            child.kill()?;
-            child.wait()?;
-            return Ok(false);
+        // Not by the clock: beside other work it may have to wait for minutes.
+        if Instant::now() >= look {
+            if processor_time(child.id()).is_some_and(|taken| taken > PATIENCE) {
+                child.kill()?;
+                child.wait()?;
+                return Ok(false);
+            }
+            look = Instant::now() + LOOK;
         }
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// How long a process has run, not counting when it waited. None: it is gone.
+fn processor_time(pid: u32) -> Option<Duration> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The program's name may have blanks, and ends with the last parenthesis; utime and stime are fields 14 and 15.
+    let (_, rest) = text.rsplit_once(')')?;
+    let ticks = |place: usize| rest.split_whitespace().nth(place)?.parse::<u64>().ok();
+    let all = ticks(11)? + ticks(12)?;
+    Some(Duration::from_millis(all.saturating_mul(1000 / TICKS)))
 }
 
 /// What many runs came to.

@@ -2,6 +2,7 @@
 //! each restart, and what is destructive needs a guard that fits.
 
 use std::collections::BTreeSet;
+use std::io::Seek as _;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -30,15 +31,18 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::{UnboundedReceiverStream, UnixListenerStream};
 use tonic::{Request, Response, Status};
 
-use crate::csi_driver;
 use crate::node::{POD_LOGS, PODS};
 use crate::runtime::change;
 use crate::schedule::Peer;
 use crate::volumes::REGISTRATION;
 use crate::world::{Shared, World};
+use crate::{csi_driver, device_plugin};
 
 pub(crate) type Answer<T> = Result<Response<T>, Status>;
 pub(crate) type Listed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// What the real one takes of a state file.
+const STATE_BYTES_MAX: u64 = 16 << 20;
 
 #[derive(Debug, Clone)]
 pub struct Model {
@@ -53,6 +57,10 @@ pub struct Model {
     pub kubeconfig: PathBuf,
     /// Where the CSI driver listens, if there is one.
     pub driver_socket: PathBuf,
+    /// Where the device plugin listens, if there is one.
+    pub plugin_socket: PathBuf,
+    /// The socket of device plugins' registration. Bound once, as the real one is in one start of the kubelet.
+    pub registrar: Arc<OwnedFd>,
 }
 
 /// Serves both sockets until it is dropped.
@@ -73,7 +81,7 @@ pub async fn serve(model: Model, listener: std::os::unix::net::UnixListener, sid
         Gate::new(Limits::default()),
         move |_, request| {
             let model = model.clone();
-            async move { model.open(request) }
+            async move { model.answer(request).await }
         },
         std::future::pending::<()>(),
     );
@@ -90,26 +98,52 @@ fn failed(error: impl std::error::Error) -> Status {
 }
 
 impl Model {
-    fn open(&self, request: BrokerRequest) -> Result<Option<OwnedFd>, Status> {
-        let BrokerRequest::Open(kind) = request else { return Ok(None) };
+    async fn answer(&self, request: BrokerRequest) -> Result<Option<OwnedFd>, Status> {
+        match request {
+            BrokerRequest::Open(kind) => self.open(kind).map(Some),
+            BrokerRequest::PutState(kind, content) if self.world.lock().resources.on => {
+                let content = bulkhead_sys::memfd::read_sealed(&content, STATE_BYTES_MAX).map_err(failed)?;
+                let what = format!("PutState {}", kind.as_str_name());
+                let put = move |world: &mut World| {
+                    world.resources.files.insert(kind.into(), content);
+                    Ok(None)
+                };
+                change(&self.world, &self.machine, Peer::Volnetd, what, put).await
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn open(&self, kind: Kind) -> Result<OwnedFd, Status> {
         match kind {
+            Kind::State(state) => match self.world.lock().resources.files.get(&state.kind) {
+                Some(content) => {
+                    let mut file = std::fs::File::from(bulkhead_sys::memfd::sealed("state", content).map_err(failed)?);
+                    file.rewind().map_err(failed)?;
+                    Ok(file.into())
+                }
+                None => Err(Status::not_found("there is no such file")),
+            },
+            Kind::Listener(listener) if listener.kind() == api::listener::Kind::DevicePlugins => {
+                self.registrar.try_clone().map_err(failed)
+            }
             Kind::PrivateState(_) => {
                 let path = self.state.lock().map_err(|_| Status::internal("poisoned"))?.clone();
-                folder(&path).map(Some)
+                folder(&path)
             }
             Kind::RuntimeSocket(_) => match std::os::unix::net::UnixStream::connect(&self.runtime_socket) {
-                Ok(stream) => Ok(Some(stream.into())),
+                Ok(stream) => Ok(stream.into()),
                 Err(error) => Err(Status::unavailable(error.to_string())),
             },
-            Kind::PluginSocket(plugin) => self.plugin_socket(&plugin).map(Some),
-            Kind::Manifest(manifest) if manifest.name.is_empty() => folder(&self.manifests).map(Some),
+            Kind::PluginSocket(plugin) => self.plugin_socket(&plugin),
+            Kind::Manifest(manifest) if manifest.name.is_empty() => folder(&self.manifests),
             Kind::Manifest(manifest) => match std::fs::File::open(self.manifests.join(&manifest.name)) {
-                Ok(file) => Ok(Some(file.into())),
+                Ok(file) => Ok(file.into()),
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Status::not_found(error.to_string())),
                 Err(error) => Err(failed(error)),
             },
             Kind::Credential(file) if file.kind() == credential::Kind::Kubeconfig => {
-                std::fs::File::open(&self.kubeconfig).map(|file| Some(file.into())).map_err(failed)
+                std::fs::File::open(&self.kubeconfig).map(OwnedFd::from).map_err(failed)
             }
             _ => Err(Status::not_found("the model has none")),
         }
@@ -124,6 +158,10 @@ impl Model {
     }
 
     fn plugin_socket(&self, plugin: &api::PluginSocket) -> Result<OwnedFd, Status> {
+        if self.world.lock().resources.on && plugin.endpoint == device_plugin::endpoint() {
+            let connected = std::os::unix::net::UnixStream::connect(&self.plugin_socket);
+            return connected.map(OwnedFd::from).map_err(|error| Status::unavailable(error.to_string()));
+        }
         let is_known = plugin.registration == REGISTRATION || plugin.endpoint == csi_driver::endpoint();
         if !is_known || self.world.lock().volumes.socket == 0 {
             return Err(Status::not_found("there is no such socket"));

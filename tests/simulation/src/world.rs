@@ -9,6 +9,7 @@ use bulkhead_simulation_kernel as kernel;
 
 use crate::coverage::Coverage;
 use crate::dice::Dice;
+use crate::resources::Resources;
 use crate::schedule::{Behaviour, CallFault, Peer, ProbeKind, Shape};
 use crate::volumes::Volumes;
 
@@ -51,6 +52,8 @@ pub struct Container {
     pub finished: i64,
     pub exit_code: i32,
     pub reason: String,
+    /// CPUs that it may run on, as it was told last; empty: it was told none.
+    pub cpus: String,
     /// It was started when nobody waited for that any more.
     pub is_ghost: bool,
     /// When it was started, as the simulation counts.
@@ -143,6 +146,10 @@ pub struct Told {
     pub running: BTreeSet<String>,
     pub ready: BTreeSet<String>,
     pub may_delete: bool,
+    pub reason: String,
+    pub message: String,
+    /// Of a static pod: what it was made of.
+    pub version: Option<u64>,
 }
 
 /// How the runtime and its events are at a time.
@@ -164,6 +171,7 @@ pub enum Command {
     RestartVolnetd { down: u64 },
     KillStatusd { down: u64 },
     KillDriver { down: u64 },
+    KillPlugin { down: u64 },
     RestartApi { down: u64 },
 }
 
@@ -188,6 +196,8 @@ pub struct World {
     pub volnetd_epoch: u64,
     /// Claims' volumes.
     pub volumes: Volumes,
+    /// Devices and CPUs that containers have for themselves.
+    pub resources: Resources,
     /// The node has a CSI driver.
     pub has_driver: bool,
     pub wanted: BTreeMap<String, Wanted>,
@@ -246,6 +256,7 @@ impl Shared {
             logs: BTreeMap::new(),
             volnetd_epoch: 1,
             volumes: Volumes::default(),
+            resources: Resources::default(),
             has_driver: false,
             wanted: BTreeMap::new(),
             past: BTreeMap::new(),
@@ -320,6 +331,7 @@ impl World {
     /// Takes the fault that is meant for the next change asked of this peer.
     pub fn take_fault(&mut self, peer: Peer) -> Option<CallFault> {
         let place = self.call_faults.iter().position(|(of, _)| *of == peer)?;
+        self.resources.disturb();
         Some(self.call_faults.remove(place).1)
     }
 
@@ -386,6 +398,7 @@ impl World {
             sandbox.done.insert(name.clone());
         }
         self.past.entry(uid.clone()).or_default().ended.insert(name.clone(), code);
+        self.resources_rest(&uid);
         self.tell("runtime", format!("container {name} ({id}) of {} ends with {code}", self.short(&uid)));
         true
     }

@@ -1,6 +1,6 @@
 //! The clock, random numbers and waiting of a thread that is simulated, below the standard library (decision 88).
 //!
-//! This crate defines six functions of the C library under their own names. A program that links it calls these instead, also
+//! This crate defines eight functions of the C library under their own names. A program that links it calls these instead, also
 //! where the standard library, tokio or a crate of strangers asks:
 //!
 //! | function | in the simulated thread, after [`begin`] | else |
@@ -8,6 +8,7 @@
 //! | `clock_gettime` | virtual time, which moves by [`advance`], and by a nanosecond with each question | the kernel's |
 //! | `getrandom` | numbers of the seed (all threads) | the kernel's |
 //! | `epoll_wait` | gives what is ready; never waits, but says how long it would have ([`take_idle`]) | the kernel's |
+//! | `open64`, `opendir` | files that were [`replace`]d are others | the kernel's |
 //! | `socket`, `connect` | a stream to a port that has a [`route`] is a Unix socket | the kernel's |
 //! | `pthread_create` | the new thread runs only while the simulated one waits in `epoll_wait`, one after the other | the kernel's |
 //!
@@ -15,6 +16,7 @@
 
 #![allow(unsafe_code, reason = "functions of the C library cannot be given another body without it")]
 
+mod files;
 mod network;
 mod random;
 mod threads;
@@ -25,6 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
+pub use files::replace;
 pub use network::route;
 
 /// What the monotonic clock says when the simulation begins: no time that somebody subtracts from it is before its beginning.
@@ -68,7 +71,7 @@ pub fn begin(seed: u64) {
 }
 
 /// Addresses of the functions that stand in for the C library's.
-fn linked() -> [usize; 6] {
+fn linked() -> [usize; 8] {
     [
         clock_gettime as *const () as usize,
         epoll_wait as *const () as usize,
@@ -76,6 +79,8 @@ fn linked() -> [usize; 6] {
         threads::pthread_create as *const () as usize,
         network::socket as *const () as usize,
         network::connect as *const () as usize,
+        files::open64 as *const () as usize,
+        files::opendir as *const () as usize,
     ]
 }
 
