@@ -11,7 +11,7 @@ use bulkhead_testkit::{IDLE, Lab, Pod, build, machine, previous, traces};
 use crate::lints::{self, Lints};
 use crate::outcome::Outcome;
 use crate::phases::Phases;
-use crate::{commits, runner, runtimes, versions};
+use crate::{commits, runner, runtimes, seeds, versions};
 
 /// What is skipped where there is no clippy.
 const LINTS: &str = "lints";
@@ -79,16 +79,16 @@ fn unbuilt(phases: &mut Phases, skips: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// All checks, then all tests.
+/// All checks, then all tests. `new_seeds`: of the simulation, before the tests.
 ///
 /// # Errors
 /// The first step that fails.
-pub fn test(no_checks: bool, rest: &[String]) -> Result<()> {
+pub fn test(no_checks: bool, new_seeds: bool, rest: &[String]) -> Result<()> {
     let mut phases = Phases::default();
     let skips = build::target_dir().join(format!("skips.{}", std::process::id()));
     std::fs::create_dir_all(build::target_dir())?;
     let before = traces::now();
-    let done = steps(no_checks, rest, &skips, &mut phases);
+    let done = steps(no_checks, new_seeds, rest, &skips, &mut phases);
     // The runner's summary stays the end of what is printed where there is nothing to say.
     let done = done.and_then(|()| traces::check(&before));
     if done.is_err() && !phases.has("tests") {
@@ -98,7 +98,7 @@ pub fn test(no_checks: bool, rest: &[String]) -> Result<()> {
     done
 }
 
-fn steps(no_checks: bool, rest: &[String], skips: &Path, phases: &mut Phases) -> Result<()> {
+fn steps(no_checks: bool, new_seeds: bool, rest: &[String], skips: &Path, phases: &mut Phases) -> Result<()> {
     if machine::is_root() {
         machine::ensure_installed_for_tests(&|line| eprintln!("{line}"))?;
     } else {
@@ -135,6 +135,11 @@ fn steps(no_checks: bool, rest: &[String], skips: &Path, phases: &mut Phases) ->
         first_node(&programs)?;
         phases.end("a first node");
     }
+    // Alone, while nothing else needs the processors. All tests run whatever came of them.
+    let seeds = if new_seeds { seeds::run(&programs) } else { Ok(()) };
+    if new_seeds {
+        phases.end("new seeds");
+    }
     let runtime = if machine::is_root() { runtimes::chosen()? } else { "nothing: they need root".to_owned() };
     eprintln!("\nlabs that ask for no runtime of their own run on {runtime}");
     if has("nextest") {
@@ -144,11 +149,11 @@ fn steps(no_checks: bool, rest: &[String], skips: &Path, phases: &mut Phases) ->
             false => Ok(()),
         };
         phases.end("newer runtimes");
-        return runner::run(rest, &environment, skips, &runtime, lints, phases).and(lanes);
+        return runner::run(rest, &environment, skips, &runtime, lints, phases).and(lanes).and(seeds);
     }
     let mut arguments = [&["test", "--no-fail-fast"], BUILD].concat();
     arguments.extend(rest.iter().map(String::as_str));
-    let done = cargo_with(&arguments, &environment).and(lints.map_or(Ok(()), Lints::finish));
+    let done = cargo_with(&arguments, &environment).and(lints.map_or(Ok(()), Lints::finish)).and(seeds);
     phases.end("tests");
     eprint!("{}", runner::report(&Outcome::default(), &BTreeSet::new(), &runner::skipped_in(skips), &runtime, phases));
     done

@@ -15,6 +15,7 @@ mod phases;
 mod retries;
 mod runner;
 mod runtimes;
+mod seeds;
 mod versions;
 
 use std::process::{Command, ExitCode};
@@ -38,8 +39,10 @@ fn main() -> ExitCode {
                 demo::run(&profile, once, demo::show)
             }
         }
-        Some(("test", options)) => checks::test(options.get_flag("no-checks"), &rest(options)),
-        Some(("ci", _)) => checks::test(false, &[]),
+        Some(("test", options)) => {
+            checks::test(options.get_flag("no-checks"), options.get_flag("new-seeds"), &rest(options))
+        }
+        Some(("ci", _)) => checks::test(false, true, &[]),
         Some(("check", _)) => checks::check(),
         Some(("fmt", _)) => checks::cargo(&["fmt", "--all"]),
         Some(("bench", options)) => {
@@ -116,9 +119,15 @@ fn command_line() -> clap::Command {
                         .action(ArgAction::SetTrue)
                         .help("Tests only, without format, lints and dependencies"),
                 )
+                .arg(
+                    Arg::new("new-seeds")
+                        .long("new-seeds")
+                        .action(ArgAction::SetTrue)
+                        .help("Before the tests also seeds of the simulation, for about two minutes, which are others for each tree"),
+                )
                 .arg(rest("Passed on to the test runner, for example a test's name")),
         )
-        .subcommand(clap::Command::new("ci").about("What .ci/run runs: the same as `test`"))
+        .subcommand(clap::Command::new("ci").about("What .ci/run runs: `test --new-seeds`"))
         .subcommand(clap::Command::new("check").about("Format, lints, dependencies"))
         .subcommand(clap::Command::new("fmt").about("Formats the whole workspace"))
         .subcommand(

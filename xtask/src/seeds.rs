@@ -1,0 +1,59 @@
+//! Seeds of the simulation that no tree before this one was tried with: each tree begins at another place, and a tree always at the
+//! same, so that who runs it again sees the same failure.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use bulkhead_testkit::build;
+
+/// About two minutes of two processors.
+const SEEDS: u64 = 80;
+/// The first seed of a tree that git does not know.
+const UNKNOWN: u64 = 1;
+
+/// Runs them with the program that the tests' build has made.
+///
+/// # Errors
+/// A check failed; what the program prints is the story of it, and its schedule.
+pub fn run(programs: &Path) -> Result<()> {
+    let (from, seeds) = (first().to_string(), SEEDS.to_string());
+    let jobs = std::thread::available_parallelism().map_or(1, usize::from).to_string();
+    let arguments = ["--from", &from, "--seeds", &seeds, "--jobs", &jobs];
+    eprintln!("\n+ simulate {}", arguments.join(" "));
+    let status = Command::new(programs.join("simulate")).args(arguments).status().context("starting the simulation")?;
+    if !status.success() {
+        bail!("new seeds of the simulation: a check failed (cargo xtask simulate {})", arguments.join(" "));
+    }
+    Ok(())
+}
+
+/// Drawn from what is committed.
+fn first() -> u64 {
+    let hash = Command::new("git")
+        .args(["rev-parse", "HEAD^{tree}"])
+        .current_dir(build::workspace_root())
+        .output()
+        .ok()
+        .filter(|answer| answer.status.success());
+    hash.and_then(|answer| drawn(&String::from_utf8_lossy(&answer.stdout))).unwrap_or(UNKNOWN)
+}
+
+/// The first eight digits.
+fn drawn(hash: &str) -> Option<u64> {
+    u64::from_str_radix(hash.get(..8)?, 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_seed_is_drawn_from_the_tree() {
+        assert_eq!(drawn("0000002a94c0ffee0123456789abcdef01234567\n"), Some(0x2a));
+        assert_eq!(drawn("ffffffff\n"), Some(0xffff_ffff));
+        assert!(drawn("").is_none() && drawn("HEAD^{tree}\n").is_none());
+        // This one is in a repository, or in none.
+        assert_eq!(first(), first());
+    }
+}
