@@ -427,3 +427,7 @@ fn memory(settings: &Settings, machine: &Machine) -> Result<Option<StaticMemory>
 #[cfg(test)]
 #[path = "manager_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "life_tests.rs"]
+mod life_tests;

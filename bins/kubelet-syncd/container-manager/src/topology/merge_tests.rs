@@ -8,7 +8,7 @@ use super::machine::{Machine, Node};
 use super::mask::NumaMask;
 use super::merge::merge;
 use super::options::{NumaInfo, Policy, Scope, TopologyManagerError, TopologyOptions};
-use super::{TopologyManager, machines};
+use super::{TopologyManager, machines, recorded};
 
 fn hint(text: &str) -> Hint {
     let (nodes, preferred) = text.split_at(text.len() - 1);
@@ -133,6 +133,23 @@ fn the_closest() {
     }
     // One node alone is what it is.
     check(Policy::SingleNumaNode, &numa, true, SINGLE);
+}
+
+/// Of a recorded machine whose nodes are 0, 1, 4, 5, 8, 9, 12 and 13: a node's distances are told in that order.
+#[test]
+fn the_closest_where_numbers_have_gaps() {
+    let machine = recorded::named("8-nodes-4-threads-gaps-in-numbers").machine();
+    let options = TopologyOptions { prefer_closest: true, ..TopologyOptions::default() };
+    let numa = NumaInfo::of(&machine, options).unwrap();
+    let table = [
+        ("0,9+ 8,9+ | 0,9+ 8,9+", "8,9+"),
+        ("1,4+ 12,13+ | 1,4+ 12,13+", "12,13+"),
+        ("4,8+ 4,5+ | 4,8+ 4,5+", "4,5+"),
+        ("0,1,4,5- 4,5- | 0,4- 4,5-", "4,5-"),
+    ];
+    for policy in [Policy::BestEffort, Policy::Restricted] {
+        check(policy, &numa, true, &table);
+    }
 }
 
 #[test]

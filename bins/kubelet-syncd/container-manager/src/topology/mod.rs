@@ -24,6 +24,8 @@ pub mod sysfs;
 pub mod machines;
 #[cfg(test)]
 mod merge_tests;
+#[cfg(test)]
+pub mod recorded;
 
 pub use cpus::{CpuInfo, CpuTopology, Level};
 pub use hints::{Counts, Given, Hint, HintProvider, Refusal, ResourceHints};

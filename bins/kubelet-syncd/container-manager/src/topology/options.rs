@@ -153,9 +153,11 @@ impl NumaInfo {
         NumaMask::new(self.nodes.iter().copied())
     }
 
-    /// Sum of the distances among all nodes of a mask; masks with as many nodes are compared by it.
+    /// Sum of the distances among all nodes of a mask; masks with as many nodes are compared by it. A node's list has a place for each
+    /// node that there is, whatever their numbers. A difference: upstream takes the number for the place, and ends where it has none.
     fn distance(&self, mask: NumaMask) -> u64 {
-        let between = |from: u32, to: u32| self.distances.get(&from)?.get(to as usize).copied();
+        let place = |node: u32| self.nodes.iter().position(|known| *known == node);
+        let between = |from: u32, to: u32| self.distances.get(&from)?.get(place(to)?).copied();
         let pairs = mask.nodes().flat_map(|from| mask.nodes().map(move |to| (from, to)));
         pairs.map(|(from, to)| between(from, to).unwrap_or(0)).sum()
     }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::topology::cpus::{CpuTopology, Level};
-use crate::topology::machines;
+use crate::topology::{machines, recorded};
 
 #[test]
 fn a_tree_gives_the_machine_that_it_is_of() {
@@ -22,6 +22,38 @@ fn it_is_read_from_a_folder() {
     std::fs::create_dir(folder.path().join("cpu/cpufreq")).unwrap();
     assert_eq!(machine(&read(folder.path()).unwrap()), Ok(wanted));
     assert!(read(&folder.path().join("none")).is_err());
+}
+
+/// Nodes with CPUs, sockets, caches, cores and CPUs of machines that were recorded.
+#[test]
+fn recorded_machines() {
+    let table = [
+        ("1-node-cores-of-two-kinds", [1, 1, 1, 14, 20]),
+        // Caches have no numbers there, and a socket counts as one.
+        ("1-node-4-sockets-2-threads-some-off", [1, 4, 4, 7, 12]),
+        ("1-node-of-2-cpu-0-off", [1, 1, 1, 8, 8]),
+        ("2-nodes-2-threads", [2, 2, 2, 16, 32]),
+        ("2-nodes-4-threads-6-nodes-of-memory", [2, 2, 2, 8, 32]),
+        ("4-nodes-2-threads-cache-of-2-nodes", [4, 2, 2, 40, 80]),
+        ("4-nodes-1-thread-uneven-distances", [4, 2, 2, 128, 128]),
+        ("4-nodes-of-4-sockets-split-l3", [4, 16, 16, 96, 96]),
+        ("8-nodes-2-a-socket", [8, 4, 4, 64, 64]),
+        ("8-nodes-4-threads-gaps-in-numbers", [8, 1, 1, 64, 256]),
+        ("8-nodes-numbers-above-63", [8, 4, 4, 48, 48]),
+        ("2-sockets-2-threads-split-l3", [2, 2, 16, 48, 96]),
+        ("2-sockets-1-thread-split-l3", [2, 2, 16, 128, 128]),
+        ("1-socket-2-threads-uneven-l3", [1, 1, 2, 12, 24]),
+    ];
+    let all = recorded::all();
+    assert_eq!(all.iter().map(|machine| machine.name).collect::<Vec<_>>(), table.map(|(name, _)| name));
+    for (recorded, (name, wanted)) in all.iter().zip(table) {
+        let found = machine(&recorded.tree()).unwrap();
+        assert_eq!(found, recorded.machine(), "{name}");
+        let topology = CpuTopology::of(&found);
+        let [nodes, sockets, caches, cores] =
+            [Level::Numa, Level::Socket, Level::Uncore, Level::Core].map(|level| topology.count(level));
+        assert_eq!([nodes, sockets, caches, cores, topology.all().len()], wanted, "{name}");
+    }
 }
 
 /// What a kernel may leave out: NUMA, caches, some CPUs.
