@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use bulkhead_types::PodUid;
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 
 use crate::pod_workers::PodFacts;
 use kubelet_model::pod::spec;

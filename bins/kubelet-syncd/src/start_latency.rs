@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use bulkhead_types::PodUid;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ContainerState, Pod, PodStatus};
+use k8s_openapi::api::core::v1::{ContainerState, PodStatus};
+use kubelet_model::v1::Pod;
 use prometheus::{Gauge, Histogram, HistogramOpts, Registry};
 use tokio::time::Instant;
 

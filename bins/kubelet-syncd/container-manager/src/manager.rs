@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use bulkhead_config::cpu_set::CpuSet;
-use k8s_openapi::api::core::v1::Pod;
 use kubelet_model::pod::resources::Amounts;
+use kubelet_model::v1::Pod;
 
 use crate::checkpoint::{self, CheckpointError, cpu::InitialContainers};
 use crate::cpu::policy::Reservation;

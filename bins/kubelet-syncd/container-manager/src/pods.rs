@@ -1,6 +1,6 @@
 //! Pods of tests.
 
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 use serde_json::{Map, Value, json};
 
 use crate::request::Kind;

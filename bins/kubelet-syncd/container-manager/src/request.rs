@@ -5,9 +5,9 @@
 use std::collections::BTreeMap;
 
 use bulkhead_types::{QosClass, Quantity};
-use k8s_openapi::api::core::v1::{Container, Pod};
 use kubelet_model::pod::resources::{Amounts, amounts, has_pod_level, qos_class};
 use kubelet_model::pod::spec::{containers, init_containers, is_sidecar};
+use kubelet_model::v1::{Container, Pod};
 
 /// Resource name (`memory`, `hugepages-2Mi`) to bytes.
 pub type Memory = BTreeMap<String, u64>;

@@ -1,9 +1,8 @@
 //! API defaulting of a v1 Pod (`pkg/apis/core/v1/defaults.go` and the generated defaults), with what upstream's
 //! conversion to its internal form changes on the way (`pkg/apis/core/v1/conversion.go`).
 
-use k8s_openapi::api::core::v1::{
-    Container, EmptyDirVolumeSource, HTTPGetAction, LifecycleHandler, ObjectFieldSelector, Pod, PodSpec, Probe, Volume,
-};
+use crate::v1::{Container, Pod, PodSpec, Volume};
+use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, HTTPGetAction, LifecycleHandler, ObjectFieldSelector, Probe};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
 use crate::pod::image_reference::is_latest;
@@ -155,7 +154,7 @@ fn container(container: &mut Container) {
         resources.limits.iter_mut().chain(resources.requests.iter_mut()).for_each(round);
     }
     for own in [&mut container.liveness_probe, &mut container.readiness_probe, &mut container.startup_probe] {
-        own.iter_mut().for_each(probe);
+        own.iter_mut().for_each(|own| probe(own));
     }
     if let Some(lifecycle) = &mut container.lifecycle {
         for LifecycleHandler { http_get, .. } in lifecycle.post_start.iter_mut().chain(lifecycle.pre_stop.iter_mut()) {
@@ -189,7 +188,7 @@ fn volume(volume: &mut Volume) {
     let name = bare.name.clone();
     volume.name.clone_from(&name);
     if *volume == bare {
-        volume.empty_dir = Some(EmptyDirVolumeSource::default());
+        volume.empty_dir = Some(Box::new(EmptyDirVolumeSource::default()));
     }
     if let Some(image) = &mut volume.image {
         let policy = pull_policy(image.reference.as_deref().unwrap_or(""));

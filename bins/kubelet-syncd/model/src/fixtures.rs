@@ -7,12 +7,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::SystemTime;
 
+use crate::v1::Pod;
 use bulkhead_types::{ContainerId, PodUid, SandboxId};
 use futures_util::future::BoxFuture;
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::{
-    ConfigMap, Node, PersistentVolume, PersistentVolumeClaim, Pod, Secret, ServiceAccount,
-};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, PersistentVolume, PersistentVolumeClaim, Secret, ServiceAccount};
 use tokio::sync::{broadcast, watch};
 
 use crate::objects::Service;

@@ -4,6 +4,7 @@
 //!
 //! | module | decides |
 //! |---|---|
+//! | [`v1`] | nothing: a pod as it is kept |
 //! | [`pem`] | certificates and keys as text |
 //! | [`selinux`] | how files of containers are labelled |
 //! | [`validation`] | whether a pod is well formed, in upstream's words |
@@ -24,4 +25,5 @@ pub mod objects;
 pub mod pem;
 pub mod pod;
 pub mod selinux;
+pub mod v1;
 pub mod validation;

@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm, Pod};
+use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm};
+use kubelet_model::v1::Pod;
 
 use super::Obstacle;
 use super::node_info::NodeInfo;

@@ -1,7 +1,8 @@
 //! A pod that asks for AppArmor needs a kernel that has it; only pods that have not run are asked (upstream
 //! `pkg/security/apparmor`).
 
-use k8s_openapi::api::core::v1::{AppArmorProfile, Pod};
+use k8s_openapi::api::core::v1::AppArmorProfile;
+use kubelet_model::v1::Pod;
 
 use super::Rejection;
 use kubelet_model::pod::spec::{containers, ephemeral_as_container, ephemeral_containers, init_containers};

@@ -2,7 +2,7 @@
 //! (upstream `pkg/kubelet/lifecycle/handlers.go`, `component-helpers/nodedeclaredfeatures`).
 
 use bulkhead_config::FeatureGates;
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 
 use super::Rejection;
 use kubelet_model::pod::spec::{containers, host_network, init_containers, is_sidecar};

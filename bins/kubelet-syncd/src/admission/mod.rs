@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use bulkhead_config::NodeConfig;
 use bulkhead_types::PodUid;
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 
 pub use node_info::NodeInfo;
 pub use pressure::Pressure;

@@ -1,7 +1,7 @@
 //! Pods for another operating system, and a groups policy that the runtime cannot keep (upstream
 //! `pkg/kubelet/lifecycle/predicate.go`): nothing that making room could help.
 
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 
 use super::Rejection;
 use super::node_info::{NodeInfo, OS, OS_LABEL};

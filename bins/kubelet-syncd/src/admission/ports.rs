@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{ContainerPort, Pod};
+use k8s_openapi::api::core::v1::ContainerPort;
+use kubelet_model::v1::Pod;
 
 use super::Obstacle;
 use kubelet_model::pod::spec::{containers, init_containers, is_sidecar};

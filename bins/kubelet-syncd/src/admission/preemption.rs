@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use bulkhead_types::{PodUid, QosClass};
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 
 use super::Shortage;
 use super::resources::request;

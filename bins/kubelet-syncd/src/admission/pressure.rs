@@ -1,7 +1,8 @@
 //! The eviction manager's word: a node that is short of something takes no more of the pods that would suffer first
 //! (upstream `pkg/kubelet/eviction/eviction_manager.go` Admit).
 
-use k8s_openapi::api::core::v1::{Pod, Taint};
+use k8s_openapi::api::core::v1::Taint;
+use kubelet_model::v1::Pod;
 
 use super::{Rejection, taints};
 use bulkhead_types::QosClass;

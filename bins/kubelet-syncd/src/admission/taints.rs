@@ -1,6 +1,7 @@
 //! Taints with the effect NoExecute that the pod does not tolerate; static pods tolerate all of them.
 
-use k8s_openapi::api::core::v1::{Pod, Taint, Toleration};
+use k8s_openapi::api::core::v1::{Taint, Toleration};
+use kubelet_model::v1::Pod;
 
 use super::Obstacle;
 use super::node_info::NodeInfo;

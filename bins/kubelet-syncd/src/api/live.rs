@@ -10,10 +10,9 @@ use bulkhead_config::NodeConfig;
 use bulkhead_types::{PodUid, go_arch};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use k8s_openapi::api::core::v1::{
-    ConfigMap, Node, PersistentVolume, PersistentVolumeClaim, Pod, Secret, ServiceAccount,
-};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, PersistentVolume, PersistentVolumeClaim, Secret, ServiceAccount};
 use kube::{Api, Resource};
+use kubelet_model::v1::Pod;
 use serde::de::DeserializeOwned;
 use tokio::sync::{broadcast, watch};
 

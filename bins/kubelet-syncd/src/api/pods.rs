@@ -13,8 +13,8 @@ use bulkhead_ipc::syncd::{ApiObject, MirrorRef};
 use bulkhead_types::{NodeName, PodUid};
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
+use kubelet_model::v1::Pod;
 use tokio::sync::watch;
 
 use super::mirrors::{CopyOf, Mirrors};

@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, Pod, PodSpec, Volume};
+use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar};
+use kubelet_model::v1::{Pod, PodSpec, Volume};
 
 /// Names in the pod's namespace; true: the pod follows the changes.
 pub type Names = BTreeMap<String, bool>;

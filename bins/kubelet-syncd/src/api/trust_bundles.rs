@@ -13,8 +13,8 @@ use bulkhead_types::PodUid;
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use k8s_openapi::api::certificates::v1beta1::ClusterTrustBundle;
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kubelet_model::v1::Pod;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::broadcast;
 

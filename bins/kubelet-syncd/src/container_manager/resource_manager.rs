@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use bulkhead_types::{ContainerId, PodUid};
 use futures_util::future::BoxFuture;
-use k8s_openapi::api::core::v1::{Container, Pod, ResourceStatus};
+use k8s_openapi::api::core::v1::ResourceStatus;
 use kubelet_container_manager::devices::Capacity;
 use kubelet_container_manager::topology::{HintProvider, Refusal};
+use kubelet_model::v1::{Container, Pod};
 use kubelet_pod_resources::holds::{Allocatable, Holds};
 use kubelet_runtime::runtime::result::ActionError;
 use kubelet_runtime::runtime::run_options::RunContainerOptions;

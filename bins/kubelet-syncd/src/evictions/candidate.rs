@@ -2,9 +2,9 @@
 
 use bulkhead_ipc::syncd::{Candidate, CandidateContainer, CandidateEmptyDir};
 use bulkhead_types::Quantity;
-use k8s_openapi::api::core::v1::{Container, Pod, Volume};
 use kubelet_model::pod::resources::{amounts, pod_limits, pod_overhead, pod_requests};
 use kubelet_model::pod::spec::{PodIdentity, containers, init_containers, is_critical};
+use kubelet_model::v1::{Container, Pod, Volume};
 
 const EPHEMERAL: &str = "ephemeral-storage";
 
@@ -83,7 +83,7 @@ fn is_local(volume: &Volume) -> bool {
     volume.host_path.is_some()
         || volume.config_map.is_some()
         || volume.git_repo.is_some()
-        || volume.empty_dir.as_ref().is_some_and(on_disk)
+        || volume.empty_dir.as_deref().is_some_and(on_disk)
 }
 
 #[cfg(test)]

@@ -45,7 +45,7 @@ impl SyncdApi {
     /// or it is on its way from there.
     fn may_come(&self, wanted: &api::GetPodRequest) -> bool {
         let Some(sources) = self.node.sources() else { return true };
-        let named = |pod: &k8s_openapi::api::core::v1::Pod| {
+        let named = |pod: &kubelet_model::v1::Pod| {
             let metadata = &pod.metadata;
             let namespace = metadata.namespace.as_deref().unwrap_or("default");
             metadata.uid.as_deref() == Some(wanted.name.as_str())

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use bulkhead_ipc::syncd::{PodState, WorkerState};
-use k8s_openapi::api::core::v1::{Container, Pod};
 use kubelet_model::pod::spec;
+use kubelet_model::v1::{Container, Pod};
 use kubelet_pod_resources::Providers;
 use kubelet_pod_resources::holds::{self, Allocatable, Which};
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bulkhead_ipc::syncd::{PodState, WorkerState};
 use bulkhead_types::PodUid;
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 use kubelet_pods_api::{Providers, Seen};
 use serde_json::Value;
 use tokio::sync::watch;

@@ -8,10 +8,10 @@ use bulkhead_config::NodeConfig;
 use bulkhead_ipc::syncd as api;
 use bulkhead_ipc::syncd::resource_entry::Entry;
 use bulkhead_ipc::syncd::resources_server::Resources;
-use k8s_openapi::api::core::v1::Pod;
 use kubelet_container_manager::settings::SYSTEM;
 use kubelet_container_manager::topology::{Machine, sysfs};
 use kubelet_model::pod::spec;
+use kubelet_model::v1::Pod;
 use kubelet_pod_resources::holds::{Claim, Device, Holds, Memory};
 use tonic::{Request, Response, Status};
 

@@ -8,7 +8,7 @@ use bulkhead_cri::v1;
 use bulkhead_ipc::syncd as api;
 use bulkhead_ipc::syncd::views_server::Views;
 use futures_util::{Stream, stream};
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 use tonic::{Request, Response, Status};
 
 use super::api::{Answer, SyncdApi};

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use bulkhead_cri::{Code, CriError, v1};
 use bulkhead_types::{ContainerId, SandboxId};
-use k8s_openapi::api::core::v1::{Container, Pod};
+use kubelet_model::v1::{Container, Pod};
 
 use kubelet_edges::runtime_service::RuntimeService;
 use kubelet_model::fixtures::{container_status, sandbox_status};

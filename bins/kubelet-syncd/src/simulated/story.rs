@@ -102,7 +102,7 @@ fn named(list: Vec<Value>, prefix: &str) -> Value {
 
 /// A pod that failures print in one line.
 #[derive(Clone)]
-struct Given(k8s_openapi::api::core::v1::Pod);
+struct Given(kubelet_model::v1::Pod);
 
 impl std::fmt::Debug for Given {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::api::core::v1::PodStatus;
+use kubelet_model::v1::Pod;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 

@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use bulkhead_types::{NodeName, PodUid};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 

@@ -1,7 +1,7 @@
 //! API objects that a pod refers to. A static pod must do without the API server, so any of them refuses it (upstream
 //! `pkg/api/pod` HasAPIObjectReference, gate PreventStaticPodAPIReferences).
 
-use k8s_openapi::api::core::v1::{Container, PodSpec, Volume};
+use kubelet_model::v1::{Container, PodSpec, Volume};
 
 use kubelet_model::validation::field::{items, text};
 

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bulkhead_types::hash::fnv1a_128;
-use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use kubelet_model::v1::{Pod, PodSpec};
 use serde_json::Value;
 
 use kubelet_model::pod::hash::container_hash;

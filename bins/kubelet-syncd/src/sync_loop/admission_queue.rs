@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_types::{PodUid, Quantity};
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 use tokio::time::Instant;
 
 use super::housekeeping::plan::ORPHAN_GRACE;

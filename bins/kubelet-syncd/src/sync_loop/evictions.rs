@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bulkhead_ipc::syncd::{Candidate, EvictRequest, EvictionInFlight, EvictionOutcome, ReclaimRequest};
 use bulkhead_types::PodUid;
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 

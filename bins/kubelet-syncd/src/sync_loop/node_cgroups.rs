@@ -10,11 +10,11 @@ use bulkhead_config::reserved::Part;
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::volnetd as api;
 use bulkhead_types::{BackOff, Epoch, Quantity};
-use k8s_openapi::api::core::v1::Pod;
 use kubelet_edges::volnetd::VolnetdError;
 use kubelet_model::events::{EventSink as _, EventType, NodeEvent};
 use kubelet_model::pod::memory_qos::{ClassRequests, QosReserved};
 use kubelet_model::pod::resources::burstable_cpu_shares;
+use kubelet_model::v1::Pod;
 use tokio::sync::watch;
 
 use super::node::NodeContext;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 
 use super::view;
 use super::work::{PodSyncer, Step, Stop};

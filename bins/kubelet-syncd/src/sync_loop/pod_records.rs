@@ -8,7 +8,8 @@ use std::time::{Duration, SystemTime};
 
 use bulkhead_trace::TraceParent;
 use bulkhead_types::{Epoch, PodUid};
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::api::core::v1::PodStatus;
+use kubelet_model::v1::Pod;
 use tokio::time::Instant;
 
 use crate::volumes::back_off::MountBackOff;

@@ -7,7 +7,8 @@ use std::time::SystemTime;
 
 use bulkhead_trace::TraceParent;
 use bulkhead_types::{Epoch, PodUid};
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::api::core::v1::PodStatus;
+use kubelet_model::v1::Pod;
 use tokio::time::Instant;
 
 use super::pod_records::{Incarnation, PodRecord, PodRecords, Prepared};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bulkhead_ipc::volnetd as api;
 use bulkhead_types::QosClass;
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 
 use super::pod_records::Prepared;
 use super::view;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_types::{PodUid, Quantity};
-use k8s_openapi::api::core::v1::{Pod, ResourceRequirements};
+use k8s_openapi::api::core::v1::ResourceRequirements;
+use kubelet_model::v1::Pod;
 use tokio::time::Instant;
 
 use super::main_loop::SyncLoop;

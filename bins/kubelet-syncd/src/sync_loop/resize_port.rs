@@ -7,7 +7,8 @@ use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::volnetd as api;
 use bulkhead_types::{ContainerId, PodUid, SandboxId};
 use futures_util::future::BoxFuture;
-use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+use k8s_openapi::api::core::v1::ResourceRequirements;
+use kubelet_model::v1::{Container, Pod};
 use tokio::time::Instant;
 
 use super::node::NodeContext;

@@ -8,8 +8,9 @@ use std::time::SystemTime;
 use bulkhead_config::NodeConfig;
 use bulkhead_cri::CriClient;
 use bulkhead_types::{ContainerId, PodUid};
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::api::core::v1::PodStatus;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kubelet_model::v1::Pod;
 use prometheus::IntCounterVec;
 use tokio_util::sync::CancellationToken;
 

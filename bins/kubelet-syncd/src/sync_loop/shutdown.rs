@@ -7,7 +7,8 @@ use std::time::Duration;
 use bulkhead_config::kubelet::ShutdownGracePeriodByPodPriority;
 use bulkhead_types::PodUid;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Node;
+use kubelet_model::v1::Pod;
 use tokio::time::Instant;
 
 use super::main_loop::SyncLoop;

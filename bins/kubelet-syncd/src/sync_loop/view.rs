@@ -6,8 +6,9 @@ use std::time::SystemTime;
 
 use bulkhead_ipc::syncd as api;
 use bulkhead_types::{Namespace, PodName, PodUid};
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
+use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kubelet_model::v1::Pod;
 
 use super::node::NodeContext;
 use super::runtime_side::Stage;

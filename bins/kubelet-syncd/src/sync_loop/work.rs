@@ -11,7 +11,7 @@ use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::volnetd as api;
 use bulkhead_trace::TraceParent;
 use bulkhead_types::{ContainerId, Epoch, PodUid};
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;

@@ -3,9 +3,10 @@
 
 use bulkhead_ipc::volnetd::ContentPlugin;
 use k8s_openapi::api::core::v1::{
-    ClusterTrustBundleProjection, DownwardAPIVolumeFile, KeyToPath, Pod, PodCertificateProjection,
-    ProjectedVolumeSource, ServiceAccountTokenProjection, Volume, VolumeProjection,
+    ClusterTrustBundleProjection, DownwardAPIVolumeFile, KeyToPath, PodCertificateProjection, ProjectedVolumeSource,
+    ServiceAccountTokenProjection, VolumeProjection,
 };
+use kubelet_model::v1::{Pod, Volume};
 
 use super::paths::{PathError, nested_mount_points};
 use kubelet_model::objects::TokenWanted;
@@ -223,11 +224,11 @@ pub fn fs_group(pod: &Pod) -> Option<i64> {
 fn fs_user(pod: &Pod) -> Option<i64> {
     let spec = pod.spec.as_ref()?;
     let of_pod = spec.security_context.as_ref().and_then(|c| c.run_as_user);
-    let regular = spec.init_containers.iter().flatten().chain(&spec.containers).map(|c| &c.security_context);
-    let all = regular.chain(spec.ephemeral_containers.iter().flatten().map(|c| &c.security_context));
+    let regular = spec.init_containers.iter().flatten().chain(&spec.containers).map(|c| c.security_context.as_deref());
+    let all = regular.chain(spec.ephemeral_containers.iter().flatten().map(|c| c.security_context.as_ref()));
     let mut one = None;
     for context in all {
-        let user = context.as_ref().and_then(|c| c.run_as_user).or(of_pod)?;
+        let user = context.and_then(|c| c.run_as_user).or(of_pod)?;
         if *one.get_or_insert(user) != user {
             return None;
         }

@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 
 use bulkhead_config::path_text::clean;
-use k8s_openapi::api::core::v1::{Pod, VolumeMount};
+use k8s_openapi::api::core::v1::VolumeMount;
+use kubelet_model::v1::Pod;
 
 /// Bytes of a path, and of one part of it.
 const MAX_PATH: usize = 4096;

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use bulkhead_ipc::volnetd::{HostPathType, Medium};
 use bulkhead_types::{Quantity, VolumeName};
-use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, HostPathVolumeSource, Pod, Volume};
+use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, HostPathVolumeSource};
+use kubelet_model::v1::{Pod, Volume};
 
 use super::content::{Content, fs_group};
 use kubelet_model::pod::resources::{Amounts, pod_requests};

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use bulkhead_ipc::volnetd::{VolumeContent, VolumeFile};
-use k8s_openapi::api::core::v1::{ConfigMap, DownwardAPIVolumeFile, Pod, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, DownwardAPIVolumeFile, Secret};
+use kubelet_model::v1::Pod;
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bulkhead_types::Quantity;
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::Volume;
+use kubelet_model::v1::Volume;
 
 use super::*;
 use kubelet_model::node_facts::HostFacts;

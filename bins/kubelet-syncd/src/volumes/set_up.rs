@@ -8,7 +8,7 @@ use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::volnetd as api;
 use bulkhead_types::PodUid;
 use futures_util::future::join_all;
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 use tokio::sync::Semaphore;
 
 use super::content::Content;

@@ -9,8 +9,9 @@ use std::time::Duration;
 use bulkhead_ipc::volnetd as api;
 use bulkhead_types::PodUid;
 use futures_util::StreamExt as _;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Node;
 use kubelet_model::events::EventType;
+use kubelet_model::v1::Pod;
 use tokio::sync::watch;
 use tokio::time::Instant;
 

@@ -1,8 +1,8 @@
 //! What operations on volumes need to know of the pod that wants them. None of it ever changes, so the pod itself, which does, is not
 //! kept for them.
 
-use k8s_openapi::api::core::v1::Pod;
 use kubelet_model::pod::spec::PodIdentity;
+use kubelet_model::v1::Pod;
 
 /// See the module.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

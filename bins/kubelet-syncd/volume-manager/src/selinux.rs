@@ -3,8 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{Pod, SELinuxOptions, SecurityContext, VolumeMount};
+use k8s_openapi::api::core::v1::{SELinuxOptions, SecurityContext, VolumeMount};
 use kubelet_model::selinux::SeLinux;
+use kubelet_model::v1::Pod;
 
 use crate::metrics::SeLinuxMetrics;
 use crate::spec::VolumeSpec;
@@ -31,15 +32,15 @@ pub struct Label {
 fn options(pod: &Pod, volume: &str) -> Vec<SELinuxOptions> {
     let Some(spec) = &pod.spec else { return Vec::new() };
     let common = spec.security_context.as_ref().and_then(|context| context.se_linux_options.as_ref());
-    let of = |mounts: &Option<Vec<VolumeMount>>, context: &Option<SecurityContext>| {
+    let of = |mounts: &Option<Vec<VolumeMount>>, context: Option<&SecurityContext>| {
         let is_mounted = mounts.iter().flatten().any(|mount| mount.name == volume);
-        let own = context.as_ref().and_then(|context| context.se_linux_options.clone());
+        let own = context.and_then(|context| context.se_linux_options.clone());
         own.or_else(|| common.cloned()).filter(|_| is_mounted)
     };
     let regular = spec.init_containers.iter().flatten().chain(&spec.containers);
-    let regular = regular.filter_map(|one| of(&one.volume_mounts, &one.security_context));
+    let regular = regular.filter_map(|one| of(&one.volume_mounts, one.security_context.as_deref()));
     let debugging = spec.ephemeral_containers.iter().flatten();
-    let debugging = debugging.filter_map(|one| of(&one.volume_mounts, &one.security_context));
+    let debugging = debugging.filter_map(|one| of(&one.volume_mounts, one.security_context.as_ref()));
     regular.chain(debugging).collect()
 }
 

@@ -1,4 +1,5 @@
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Volume};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kubelet_model::v1::Volume;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

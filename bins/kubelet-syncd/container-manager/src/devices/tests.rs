@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use bulkhead_device_plugin::v1beta1::{ContainerAllocateResponse, DeviceSpec};
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 use proptest::prelude::*;
 use prost::Message as _;
 use serde_json::json;

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodExtendedResourceClaimStatus, PodResourceClaim};
+use k8s_openapi::api::core::v1::{PodExtendedResourceClaimStatus, PodResourceClaim};
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use kubelet_model::v1::{Container, Pod};
 
 use crate::checkpoint::dra::{ClaimState, DriverState, Member};
 

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus, ResourceHealth, ResourceStatus};
+use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus, ResourceHealth, ResourceStatus};
+use kubelet_model::v1::{Container, Pod};
 
 use super::book::{ClaimBook, ClaimKey};
 use super::claims;

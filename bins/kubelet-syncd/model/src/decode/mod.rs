@@ -8,7 +8,7 @@ mod yaml;
 #[cfg(test)]
 mod tests;
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use crate::v1::{Container, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::Value;
 

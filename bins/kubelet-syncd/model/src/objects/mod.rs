@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use crate::v1::Pod;
 use bulkhead_types::PodUid;
 use futures_util::future::BoxFuture;
-use k8s_openapi::api::core::v1::{
-    ConfigMap, Node, PersistentVolume, PersistentVolumeClaim, Pod, Secret, ServiceAccount,
-};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, PersistentVolume, PersistentVolumeClaim, Secret, ServiceAccount};
 use tokio::sync::{broadcast, watch};
 
 use certificates::{CertificateWanted, Credential, TrustBundleWanted};

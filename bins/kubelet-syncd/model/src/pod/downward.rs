@@ -5,8 +5,9 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use crate::v1::{Container, Pod};
 use bulkhead_types::Quantity;
-use k8s_openapi::api::core::v1::{Container, Pod, ResourceFieldSelector};
+use k8s_openapi::api::core::v1::ResourceFieldSelector;
 
 use super::resources::{Amounts, amounts};
 use super::spec::{self, ContainerKind};

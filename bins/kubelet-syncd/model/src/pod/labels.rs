@@ -6,7 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Container, ContainerPort, LifecycleHandler, Pod};
+use crate::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{ContainerPort, LifecycleHandler};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde::Serialize;
 

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::v1::Pod;
 use bulkhead_types::{QosClass, Quantity};
-use k8s_openapi::api::core::v1::Pod;
 
 use super::resources::{Amounts, pod_requests, qos_class};
 use crate::node_facts::MemoryQos;

@@ -4,9 +4,10 @@
 
 use std::collections::BTreeMap;
 
+use crate::v1::{Container, Pod};
 use bulkhead_cri::v1;
 use bulkhead_types::{QosClass, Quantity, cpu};
-use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
 use super::spec::{self, containers, init_containers, is_sidecar};

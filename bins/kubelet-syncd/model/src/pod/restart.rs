@@ -3,7 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{Container, ContainerRestartRule, ContainerState, Pod, PodStatus};
+use crate::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{ContainerRestartRule, ContainerState, PodStatus};
 
 use super::model::{ContainerStatus, RunState, RuntimePod};
 use super::spec::{containers, init_containers, is_deleted, restart_policy};

@@ -3,8 +3,9 @@
 
 use std::borrow::Cow;
 
+use crate::v1::{Container, Pod, PodSpec};
 use bulkhead_types::{IdError, Namespace, PodName, PodUid, is_dns1123_label};
-use k8s_openapi::api::core::v1::{Container, ContainerPort, EphemeralContainer, Pod, PodSpec, PodStatus};
+use k8s_openapi::api::core::v1::{ContainerPort, EphemeralContainer, PodStatus};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 /// Annotation that names the source of a pod (`file`, `http`, `api`).
@@ -105,17 +106,17 @@ pub fn ephemeral_as_container(ephemeral: &EphemeralContainer) -> Container {
         env_from: e.env_from,
         image: e.image,
         image_pull_policy: e.image_pull_policy,
-        lifecycle: e.lifecycle,
-        liveness_probe: e.liveness_probe,
+        lifecycle: e.lifecycle.map(Box::new),
+        liveness_probe: e.liveness_probe.map(Box::new),
         name: e.name,
         ports: e.ports,
-        readiness_probe: e.readiness_probe,
+        readiness_probe: e.readiness_probe.map(Box::new),
         resize_policy: e.resize_policy,
         resources: e.resources,
         restart_policy: e.restart_policy,
         restart_policy_rules: e.restart_policy_rules,
-        security_context: e.security_context,
-        startup_probe: e.startup_probe,
+        security_context: e.security_context.map(Box::new),
+        startup_probe: e.startup_probe.map(Box::new),
         stdin: e.stdin,
         stdin_once: e.stdin_once,
         termination_message_path: e.termination_message_path,

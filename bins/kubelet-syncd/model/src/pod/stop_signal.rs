@@ -1,8 +1,8 @@
 //! The signal that stops a container: as the spec names it (`SIGRTMIN+1`), and as CRI numbers it. Only with the gate
 //! `ContainerStopSignals` (upstream `pkg/kubelet/kuberuntime/helpers.go`).
 
+use crate::v1::Container;
 use bulkhead_cri::v1::Signal;
-use k8s_openapi::api::core::v1::Container;
 
 use crate::node_facts::NodeFacts;
 

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::{Container, ContainerPort, ContainerRestartRule, PodSpec, Volume, VolumeMount};
+use crate::v1::{Container, PodSpec, Volume};
+use k8s_openapi::api::core::v1::{ContainerPort, ContainerRestartRule, VolumeMount};
 
 use super::field::{Errors, Path, items, text};
 use super::security::{local_descending_path, no_backsteps};

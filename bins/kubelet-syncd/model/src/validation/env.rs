@@ -1,8 +1,9 @@
 //! Environment variables, and the selectors (`fieldRef`, `resourceFieldRef`) that downward API volumes share with them.
 
+use crate::v1::PodSpec;
 use bulkhead_types::Quantity;
 use k8s_openapi::api::core::v1::ResourceFieldSelector;
-use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, FileKeySelector, ObjectFieldSelector, PodSpec};
+use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, FileKeySelector, ObjectFieldSelector};
 
 use super::field::{Errors, Path, items, text};
 use super::security::no_backsteps;

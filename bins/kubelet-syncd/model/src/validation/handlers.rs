@@ -1,8 +1,8 @@
 //! Probes and lifecycle hooks.
 
+use crate::v1::{Container, PodSpec};
 use k8s_openapi::api::core::v1::{
-    Container, ExecAction, GRPCAction, HTTPGetAction, Lifecycle, LifecycleHandler, PodSpec, Probe, SleepAction,
-    TCPSocketAction,
+    ExecAction, GRPCAction, HTTPGetAction, Lifecycle, LifecycleHandler, Probe, SleepAction, TCPSocketAction,
 };
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 

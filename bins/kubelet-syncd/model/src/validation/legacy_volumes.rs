@@ -1,8 +1,7 @@
 //! Network and cloud volume sources that the API still has: required fields and ranges, as upstream asks for them.
 
-use k8s_openapi::api::core::v1::{
-    AzureDiskVolumeSource, FCVolumeSource, ISCSIVolumeSource, QuobyteVolumeSource, Volume,
-};
+use crate::v1::Volume;
+use k8s_openapi::api::core::v1::{AzureDiskVolumeSource, FCVolumeSource, ISCSIVolumeSource, QuobyteVolumeSource};
 
 use super::field::{AsJson, Errors, Path, items, text};
 use super::names;

@@ -22,7 +22,7 @@ mod tests;
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use crate::v1::{Pod, PodSpec};
 
 pub use field::{Errors, FieldError};
 use field::{Path, items, text};

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{AppArmorProfile, PodSecurityContext, PodSpec, SeccompProfile, SecurityContext};
+use crate::v1::PodSpec;
+use k8s_openapi::api::core::v1::{AppArmorProfile, PodSecurityContext, SeccompProfile, SecurityContext};
 
 use super::field::{AsJson, Errors, Path, items};
 use super::sysctl::{Namespace, normalize};

@@ -5,7 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::{DownwardAPIVolumeFile, KeyToPath, PodSpec, ProjectedVolumeSource, Volume};
+use crate::v1::{PodSpec, Volume};
+use k8s_openapi::api::core::v1::{DownwardAPIVolumeFile, KeyToPath, ProjectedVolumeSource};
 
 use super::field::{Errors, Path, items, text};
 use super::security::{local_non_reserved_path, no_backsteps};

@@ -1,6 +1,7 @@
 //! Fields for Windows pods. This node runs none of them, but a manifest that upstream's validation refuses is refused.
 
-use k8s_openapi::api::core::v1::{PodSpec, WindowsSecurityContextOptions};
+use crate::v1::PodSpec;
+use k8s_openapi::api::core::v1::WindowsSecurityContextOptions;
 
 use super::field::{Errors, Path};
 use super::{containers, names};

@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Container, Probe};
+use k8s_openapi::api::core::v1::Probe;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kubelet_model::v1::Container;
 
 use super::worker::{ProbeKind, Rules};
 use kubelet_model::pod::expansion::expand;
@@ -47,9 +48,9 @@ pub enum Action {
 /// The container's probe of that kind.
 pub fn probe_of(container: &Container, kind: ProbeKind) -> Option<&Probe> {
     match kind {
-        ProbeKind::Startup => container.startup_probe.as_ref(),
-        ProbeKind::Readiness => container.readiness_probe.as_ref(),
-        ProbeKind::Liveness => container.liveness_probe.as_ref(),
+        ProbeKind::Startup => container.startup_probe.as_deref(),
+        ProbeKind::Readiness => container.readiness_probe.as_deref(),
+        ProbeKind::Liveness => container.liveness_probe.as_deref(),
     }
 }
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bulkhead_types::{ContainerId, PodUid};
-use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus};
+use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
+use kubelet_model::v1::{Container, Pod};
 use tokio::time::Instant;
 
 use super::act::{Attempt, Outcome};

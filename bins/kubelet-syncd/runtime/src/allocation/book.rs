@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bulkhead_daemon::state_file;
 use bulkhead_types::PodUid;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, PodCondition, ResourceRequirements};
+use k8s_openapi::api::core::v1::{PodCondition, ResourceRequirements};
+use kubelet_model::v1::Pod;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 

@@ -2,8 +2,9 @@
 //! `pkg/kubelet/status/status_manager.go`).
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::api::core::v1::PodCondition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kubelet_model::v1::Pod;
 
 pub const PENDING: &str = "PodResizePending";
 pub const IN_PROGRESS: &str = "PodResizeInProgress";

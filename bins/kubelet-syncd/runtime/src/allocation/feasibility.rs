@@ -1,6 +1,6 @@
 //! Resizes that this node can never do, whatever room there is (upstream `pkg/kubelet/allocation/handlers.go`). Pure.
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use kubelet_model::v1::{Container, Pod};
 
 use super::record::{Gates, same_level};
 use bulkhead_types::{QosClass, Quantity};

@@ -1,7 +1,8 @@
 //! Texts of the events about resizes: a sentence and the containers' resources as JSON (upstream
 //! `pkg/kubelet/events/resize.go`).
 
-use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+use k8s_openapi::api::core::v1::ResourceRequirements;
+use kubelet_model::v1::{Container, Pod};
 use serde_json::{Map, Value, json};
 
 use kubelet_model::pod::labels::go_json_string;

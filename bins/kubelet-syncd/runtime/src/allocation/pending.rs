@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 
 use bulkhead_types::{PodUid, QosClass};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 
 use kubelet_model::pod::resources::{pod_requests, qos_class};
 

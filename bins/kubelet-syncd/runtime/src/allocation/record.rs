@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bulkhead_types::Quantity;
-use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+use kubelet_model::v1::{Container, Pod};
 use serde::{Deserialize, Serialize};
 
 use kubelet_model::pod::resources::amounts;

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use bulkhead_types::{ContainerId, SandboxId};
-use k8s_openapi::api::core::v1::{Container, Pod};
+use kubelet_model::v1::{Container, Pod};
 
 use kubelet_model::pod::hash::container_hash;
 use kubelet_model::pod::model::{ContainerStatus, RunState, RuntimePod, SandboxState};

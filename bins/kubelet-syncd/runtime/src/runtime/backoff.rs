@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bulkhead_daemon::state_file;
 use bulkhead_types::GoDuration;
 use bulkhead_types::hash::fnv1a_64;
-use k8s_openapi::api::core::v1::Container;
+use kubelet_model::v1::Container;
 use serde::{Deserialize, Serialize};
 
 use kubelet_model::pod::spec::{PodIdentity, image};
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn message_as_recorded() {
-        let pod: k8s_openapi::api::core::v1::Pod = serde_json::from_value(serde_json::json!(
+        let pod: kubelet_model::v1::Pod = serde_json::from_value(serde_json::json!(
             {"metadata": {"name": "failonce", "namespace": "golden", "uid": "b97f"}}))
         .unwrap();
         let pod = PodIdentity::of(&pod).unwrap();

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use bulkhead_cri::v1;
-use k8s_openapi::api::core::v1::{Container, Pod, VolumeDevice, VolumeMount};
+use k8s_openapi::api::core::v1::{VolumeDevice, VolumeMount};
+use kubelet_model::v1::{Container, Pod};
 
 use super::env::{EnvError, Environment, expand_command};
 use super::image_volumes::ImageVolumes;

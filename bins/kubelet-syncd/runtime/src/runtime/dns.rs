@@ -5,7 +5,8 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use bulkhead_cri::v1;
-use k8s_openapi::api::core::v1::{Pod, PodDNSConfig};
+use k8s_openapi::api::core::v1::PodDNSConfig;
+use kubelet_model::v1::Pod;
 
 use kubelet_model::events::{EventType, NodeEvent, PodEvent};
 use kubelet_model::node_facts::NodeFacts;

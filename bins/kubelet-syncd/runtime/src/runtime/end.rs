@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use bulkhead_types::ContainerId;
-use k8s_openapi::api::core::v1::{Container, ContainerPort, LifecycleHandler, Pod};
+use k8s_openapi::api::core::v1::{ContainerPort, LifecycleHandler};
+use kubelet_model::v1::{Container, Pod};
 use tokio::sync::watch;
 
 use super::grace_clock::{GraceClock, HeldBack};

@@ -5,7 +5,8 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::{Container, EnvFromSource, EnvVarSource, Pod};
+use k8s_openapi::api::core::v1::{EnvFromSource, EnvVarSource};
+use kubelet_model::v1::{Container, Pod};
 
 use super::env_files::{self, EnvFileError, EnvFiles};
 use kubelet_model::node_facts::NodeFacts;

@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use k8s_openapi::api::core::v1::{Container, FileKeySelector};
+use k8s_openapi::api::core::v1::FileKeySelector;
+use kubelet_model::v1::Container;
 
 use kubelet_model::validation::field::quote;
 

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use bulkhead_cri::{Code, CriError, v1};
 use bulkhead_types::{ContainerId, SandboxId};
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 use tokio_util::sync::CancellationToken;
 
 use super::backoff::{CrashLoopBackOff, NoStore};

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use bulkhead_cri::{Code, v1};
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 
 use super::container_config::{MountedVolume, VolumeRoot};
 use super::fake_runtime::{World, world};

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 
 use kubelet_model::node_facts::NodeFacts;
 use kubelet_model::pod::spec::{PodIdentity, host_network};

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use bulkhead_cri::v1;
-use k8s_openapi::api::core::v1::{Container, Pod};
+use kubelet_model::v1::{Container, Pod};
 
 use super::ports::{ImageFailure, ImageRequest, Images};
 use kubelet_model::pod::spec::PodIdentity;

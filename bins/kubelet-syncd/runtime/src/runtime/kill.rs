@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::{Container, Pod, Probe};
+use k8s_openapi::api::core::v1::Probe;
+use kubelet_model::v1::{Container, Pod};
 
 use super::actions::KillReason;
 use kubelet_model::pod::model::ContainerStatus;
@@ -27,8 +28,8 @@ pub fn grace(pod: &Pod, container: Option<&Container>, reason: KillReason, over:
     };
     let own = |probe: Option<&Probe>| probe.and_then(|p| p.termination_grace_period_seconds);
     let of_probe = match reason {
-        KillReason::StartupProbe => own(container.and_then(|c| c.startup_probe.as_ref())),
-        KillReason::LivenessProbe => own(container.and_then(|c| c.liveness_probe.as_ref())),
+        KillReason::StartupProbe => own(container.and_then(|c| c.startup_probe.as_deref())),
+        KillReason::LivenessProbe => own(container.and_then(|c| c.liveness_probe.as_deref())),
         KillReason::Unknown | KillReason::RestartAllContainers => None,
     };
     of_probe.unwrap_or(of_pod)

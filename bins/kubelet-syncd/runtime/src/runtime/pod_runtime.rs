@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use k8s_openapi::api::core::v1::{Pod, VolumeMount};
+use k8s_openapi::api::core::v1::VolumeMount;
+use kubelet_model::v1::Pod;
 
 use super::userns::{IdBlock, UserNamespaces, UsernsError};
 use kubelet_model::node_facts::{HandlerFeatures, NodeFacts};

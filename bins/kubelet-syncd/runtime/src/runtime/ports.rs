@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use bulkhead_cri::v1;
 use bulkhead_types::ContainerId;
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 
 use super::container_config::MountedVolume;
 use super::hosts::EtcHosts;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use bulkhead_cri::v1;
 use bulkhead_types::ContainerId;
 use futures_util::future::BoxFuture;
-use k8s_openapi::api::core::v1::{Container, Pod};
+use kubelet_model::v1::{Container, Pod};
 
 use super::env::Environment;
 use super::result::ActionError;

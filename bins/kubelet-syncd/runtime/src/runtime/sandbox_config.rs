@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use bulkhead_cri::v1;
-use k8s_openapi::api::core::v1::{Container, Pod};
+use kubelet_model::v1::{Container, Pod};
 
 use super::dns::{ResolvConf, pod_dns};
 use super::hosts::{HostName, HostnameError, host_name, sandbox_hostname};

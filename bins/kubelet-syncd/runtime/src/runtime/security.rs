@@ -8,7 +8,8 @@ use std::path::PathBuf;
 
 use bulkhead_cri::v1;
 use k8s_openapi::api::core::v1::SecurityContext;
-use k8s_openapi::api::core::v1::{AppArmorProfile, Container, Pod, PodSecurityContext, SELinuxOptions, SeccompProfile};
+use k8s_openapi::api::core::v1::{AppArmorProfile, PodSecurityContext, SELinuxOptions, SeccompProfile};
+use kubelet_model::v1::{Container, Pod};
 
 use super::userns::IdBlock;
 use kubelet_model::node_facts::NodeFacts;
@@ -55,7 +56,7 @@ fn pod_context(pod: &Pod) -> Option<&PodSecurityContext> {
 
 /// The container's context with the pod's where the container says nothing.
 fn effective(pod: &Pod, container: &Container) -> SecurityContext {
-    let mut context = container.security_context.clone().unwrap_or_default();
+    let mut context = container.security_context.as_deref().cloned().unwrap_or_default();
     if let Some(pod) = pod_context(pod) {
         context.se_linux_options = context.se_linux_options.or_else(|| pod.se_linux_options.clone());
         context.run_as_user = context.run_as_user.or(pod.run_as_user);
@@ -295,7 +296,7 @@ fn selinux(options: &SELinuxOptions) -> v1::SeLinuxOption {
 /// Any container of any kind is privileged.
 pub fn has_privileged_container(pod: &Pod) -> bool {
     let privileged = |context: Option<&SecurityContext>| context.is_some_and(|c| c.privileged == Some(true));
-    containers(pod).iter().chain(init_containers(pod)).any(|c| privileged(c.security_context.as_ref()))
+    containers(pod).iter().chain(init_containers(pod)).any(|c| privileged(c.security_context.as_deref()))
         || ephemeral_containers(pod).iter().any(|c| privileged(c.security_context.as_ref()))
 }
 

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use bulkhead_cri::v1;
 use bulkhead_types::{ContainerId, SandboxId};
-use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod};
+use k8s_openapi::api::core::v1::LifecycleHandler;
+use kubelet_model::v1::{Container, Pod};
 use tokio_util::sync::CancellationToken;
 
 use super::actions::{ContainerKill, KillReason};

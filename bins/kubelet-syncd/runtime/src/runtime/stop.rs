@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use bulkhead_types::{Namespace, PodName, PodUid, SandboxId};
 use futures_util::future::join_all;
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 
 use super::actions::{ContainerKill, ContainerReset, KillReason};
 use super::end::{self, Ending, Turns, primary_ip};

@@ -3,7 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{Container, VolumeMount};
+use k8s_openapi::api::core::v1::VolumeMount;
+use kubelet_model::v1::Container;
 
 use super::env::lookup;
 use kubelet_model::pod::expansion::expand;

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use bulkhead_types::{ContainerId, PodUid, SandboxId};
-use k8s_openapi::api::core::v1::{Container, Pod};
+use kubelet_model::v1::{Container, Pod};
 use prometheus::IntCounterVec;
 use tokio_util::sync::CancellationToken;
 

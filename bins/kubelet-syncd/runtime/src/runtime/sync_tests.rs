@@ -6,7 +6,8 @@ use std::time::Duration;
 use bulkhead_cri::Code;
 use bulkhead_types::ContainerId;
 use futures_util::future::BoxFuture;
-use k8s_openapi::api::core::v1::{Container, EmptyDirVolumeSource, Volume};
+use k8s_openapi::api::core::v1::EmptyDirVolumeSource;
+use kubelet_model::v1::{Container, Volume};
 use tokio_util::sync::CancellationToken;
 
 use super::*;
@@ -506,7 +507,8 @@ async fn parts_of_volumes() {
     w.volumes = BTreeMap::from([("v".to_owned(), volume)]);
     let mut pod = named(serde_json::json!({"env": [{"name": "A", "value": "x"}], "volumeMounts": [
         {"name": "v", "mountPath": "/v"}, {"name": "v", "mountPath": "/w", "subPathExpr": "$(A)/y"}]}));
-    let declared = Volume { name: "v".into(), empty_dir: Some(EmptyDirVolumeSource::default()), ..Default::default() };
+    let declared =
+        Volume { name: "v".into(), empty_dir: Some(Box::new(EmptyDirVolumeSource::default())), ..Default::default() };
     pod.spec.as_mut().unwrap().volumes = Some(vec![declared]);
     assert!(w.sync(&pod, &status(vec![])).await.is_ok());
     let mounts: Vec<_> = w.fake.log().configs[0].mounts.iter().map(|m| m.host_path.clone()).collect();

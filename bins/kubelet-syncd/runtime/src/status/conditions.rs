@@ -1,8 +1,9 @@
 //! The conditions that a kubelet owns (upstream `pkg/kubelet/status/generate.go`).
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodStatus};
+use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kubelet_model::v1::Pod;
 
 use super::phase::Phase;
 use crate::runtime::actions::sandbox_decision;

@@ -7,10 +7,11 @@ use std::time::SystemTime;
 use bulkhead_types::ContainerId;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
-    Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus,
-    ContainerUser, ImageVolumeStatus, LinuxContainerUser, Pod, VolumeMountStatus, VolumeStatus,
+    ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus,
+    ContainerUser, ImageVolumeStatus, LinuxContainerUser, VolumeMountStatus, VolumeStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kubelet_model::v1::{Container, Pod};
 
 use super::reason_cache::StartFailure;
 use super::resources;

@@ -1,6 +1,7 @@
 //! A pod's phase from its containers' statuses (upstream `pkg/kubelet/kubelet_pods.go` getPhase).
 
-use k8s_openapi::api::core::v1::{Container, ContainerStateTerminated, ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus};
+use kubelet_model::v1::{Container, Pod};
 
 use super::containers::{RESTARTING, terminated_of};
 use kubelet_model::pod::restart::{failed_init_exit_code, may_restart};

@@ -5,8 +5,9 @@ use std::net::IpAddr;
 
 use bulkhead_types::ContainerId;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus, ResourceRequirements};
+use k8s_openapi::api::core::v1::{ContainerStatus, HostIP, PodCondition, PodIP, PodStatus, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kubelet_model::v1::Pod;
 
 use super::conditions;
 use super::containers::{self, seconds};
@@ -103,7 +104,7 @@ fn effective_resources(pod: &Pod) -> ResourceRequirements {
 fn set_container_statuses(input: &StatusInput<'_>, old: Option<&PodStatus>, status: &mut PodStatus) {
     let pod = input.pod;
     let restarting = restart_all_wanted(pod, input.runtime, old);
-    let compute = |kind, old: Option<&Vec<ContainerStatus>>, list: &[k8s_openapi::api::core::v1::Container]| {
+    let compute = |kind, old: Option<&Vec<ContainerStatus>>, list: &[kubelet_model::v1::Container]| {
         let inputs = containers::Inputs {
             pod,
             runtime: input.runtime,

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use bulkhead_types::ContainerId;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::api::core::v1::PodStatus;
+use kubelet_model::v1::Pod;
 
 use super::conditions;
 use super::containers::seconds;

@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 
 use bulkhead_types::Quantity;
-use k8s_openapi::api::core::v1::{Container, ContainerStatus, ResourceRequirements};
+use k8s_openapi::api::core::v1::{ContainerStatus, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+use kubelet_model::v1::Container;
 
 use kubelet_model::pod::model::{ContainerStatus as Instance, RunState};
 use kubelet_model::pod::resources::amounts;

@@ -1,6 +1,7 @@
 //! The last status of a pod: every container has an end, and so has the pod (upstream status manager's TerminatePod).
 
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
+use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
+use kubelet_model::v1::Pod;
 
 use super::containers::{lost, terminated_of};
 use super::phase::Phase;

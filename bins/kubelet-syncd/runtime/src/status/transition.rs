@@ -1,7 +1,8 @@
 //! Updates that contradict what was said before: a container that has ended for good cannot run again. Such an update
 //! comes from a mistake and is thrown away (upstream status manager, checkContainerStateTransition).
 
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
+use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
+use kubelet_model::v1::Pod;
 
 use super::containers::terminated_of;
 use kubelet_model::pod::restart::{may_restart, may_restart_all};

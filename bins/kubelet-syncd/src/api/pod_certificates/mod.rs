@@ -20,8 +20,9 @@ use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::certificates::v1beta1::PodCertificateRequest;
-use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
+use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Api;
+use kubelet_model::v1::Pod;
 use tokio::sync::{broadcast, watch as channel};
 
 use self::state::{ABANDONED, Act, Answer, Pending, Record, after};

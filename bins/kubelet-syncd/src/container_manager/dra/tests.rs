@@ -213,7 +213,7 @@ fn serve(path: &Path, driver: Driver) -> Serving {
 }
 
 /// With one container for each claim, which asks for its request `a`.
-fn pod(uid: &str, claims: &[&str]) -> k8s_openapi::api::core::v1::Pod {
+fn pod(uid: &str, claims: &[&str]) -> kubelet_model::v1::Pod {
     let claim = |name: &&str| json!({"name": name, "resourceClaimName": name});
     let container =
         |name: &&str| json!({"name": name, "image": "i", "resources": {"claims": [{"name": name, "request": "a"}]}});
@@ -399,7 +399,7 @@ async fn the_health_of_devices_outlives_this_process() {
         let changed = manager.health_book().take("d.test", vec![report("c-a")], std::time::Instant::now());
         manager.health_changed("d.test", &changed);
     };
-    let shown = |manager: &DraManager, pod: &k8s_openapi::api::core::v1::Pod| {
+    let shown = |manager: &DraManager, pod: &kubelet_model::v1::Pod| {
         let container = json!({"name": "c", "image": "", "imageID": "", "ready": true, "restartCount": 0});
         let mut status: PodStatus = serde_json::from_value(json!({"containerStatuses": [container]})).unwrap();
         manager.show_health(pod, &mut status);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bulkhead_types::{ContainerId, PodUid, SandboxId};
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 
 use kubelet_model::pod::model::RuntimePod;
 use kubelet_model::pod::spec::{containers, ephemeral_containers, init_containers};

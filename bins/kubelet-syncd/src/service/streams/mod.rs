@@ -105,7 +105,7 @@ impl StreamParts {
     }
 
     fn named(&self, place: &api::PodPlace) -> Named {
-        let named = |pod: &k8s_openapi::api::core::v1::Pod| {
+        let named = |pod: &kubelet_model::v1::Pod| {
             let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
             namespace == place.namespace && pod.metadata.name.as_deref() == Some(place.name.as_str())
         };

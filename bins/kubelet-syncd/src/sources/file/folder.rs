@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use bulkhead_types::hash::fnv1a_128;
 use bulkhead_types::{NodeName, PodUid};
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 use tokio::time::Instant;
 
 use super::store::{Content, Entry, EntryKind, Listing, StoreError};

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use bulkhead_types::{NodeName, PodUid};
 use futures_util::FutureExt as _;
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 use tokio::time::Instant;
 
 pub use folder::Folder;

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bulkhead_types::{NodeName, chain};
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 
 use super::file::SetSink;
 use super::static_pod::{self, Origin, RefusedPod, StaticPod};

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 
 use super::static_pod::{CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE};
 use kubelet_model::validation::field::text;
@@ -241,20 +241,26 @@ fn take(existing: Option<Arc<Pod>>, mut pod: Pod, kind: SourceKind, now: Timesta
     annotations.insert(CONFIG_SOURCE.to_owned(), kind.as_str().to_owned());
     let Some(existing) = existing else {
         annotations.insert(CONFIG_SEEN.to_owned(), seen(now));
-        return (Some(PodOp::Add), Arc::new(pod));
+        return (Some(PodOp::Add), kept(&pod));
     };
     match compare(&existing, &pod) {
         Difference::None => (None, existing),
         Difference::Status => {
             let mut next = Arc::unwrap_or_clone(existing);
-            next.status = pod.status;
+            next.status.clone_from(&pod.status);
             (Some(PodOp::Reconcile), Arc::new(next))
         }
         Difference::Content => {
             let op = if pod.metadata.deletion_timestamp.is_some() { PodOp::Delete } else { PodOp::Update };
-            (Some(op), Arc::new(updated(&existing, pod)))
+            (Some(op), kept(&updated(&existing, pod)))
         }
     }
+}
+
+/// A pod as it is kept for its whole life: a copy, which has room for what is there. The lists of what was decoded have room for up to
+/// four times as much, as they grew.
+fn kept(pod: &Pod) -> Arc<Pod> {
+    Arc::new(pod.clone())
 }
 
 /// As upstream prints `config.seen`: nine digits of fraction, always.

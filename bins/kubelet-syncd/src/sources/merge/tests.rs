@@ -144,14 +144,12 @@ fn build((uid, name, image, phase, deleted): Small) -> Pod {
     pod
 }
 
-type Content = BTreeMap<
-    String,
-    (String, Option<k8s_openapi::api::core::v1::PodSpec>, Option<k8s_openapi::api::core::v1::PodStatus>, bool),
->;
+type Content =
+    BTreeMap<String, (String, Option<kubelet_model::v1::PodSpec>, Option<k8s_openapi::api::core::v1::PodStatus>, bool)>;
 
 fn content(
     pod: &Pod,
-) -> (String, Option<k8s_openapi::api::core::v1::PodSpec>, Option<k8s_openapi::api::core::v1::PodStatus>, bool) {
+) -> (String, Option<kubelet_model::v1::PodSpec>, Option<k8s_openapi::api::core::v1::PodStatus>, bool) {
     let meta = &pod.metadata;
     (meta.name.clone().unwrap_or_default(), pod.spec.clone(), pod.status.clone(), meta.deletion_timestamp.is_some())
 }

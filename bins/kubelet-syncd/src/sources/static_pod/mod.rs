@@ -5,7 +5,8 @@
 mod tests;
 
 use bulkhead_types::{NodeName, PodUid};
-use k8s_openapi::api::core::v1::{Pod, PodStatus, Toleration};
+use k8s_openapi::api::core::v1::{PodStatus, Toleration};
+use kubelet_model::v1::Pod;
 
 use super::uids::{UidChoice, Uids, content_digest, generated_uid};
 use kubelet_model::defaults;

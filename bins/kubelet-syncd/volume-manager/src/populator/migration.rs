@@ -6,8 +6,9 @@
 
 use bulkhead_types::VolumeName;
 use k8s_openapi::api::core::v1::{
-    AzureDiskVolumeSource, AzureFilePersistentVolumeSource, PersistentVolume, PersistentVolumeSpec, Pod, Volume,
+    AzureDiskVolumeSource, AzureFilePersistentVolumeSource, PersistentVolume, PersistentVolumeSpec,
 };
+use kubelet_model::v1::{Pod, Volume};
 
 use crate::spec::{CsiSource, ObjectRef, Source, VolumeSpec};
 

@@ -6,7 +6,7 @@ pub mod migration;
 pub mod node_affinity;
 pub mod resolve;
 
-use k8s_openapi::api::core::v1::{Pod, Volume};
+use kubelet_model::v1::{Pod, Volume};
 
 use crate::ports::ClusterReader;
 use crate::spec::VolumeSpec;

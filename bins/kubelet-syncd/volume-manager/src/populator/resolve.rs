@@ -3,9 +3,10 @@
 use bulkhead_types::Quantity;
 use k8s_openapi::api::core::v1::{
     FCVolumeSource, FlexVolumeSource, ISCSIPersistentVolumeSource, ISCSIVolumeSource, NFSVolumeSource,
-    PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Pod, SecretReference, Volume,
+    PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, SecretReference,
 };
 use k8s_openapi::apimachinery::pkg::api::resource;
+use kubelet_model::v1::{Pod, Volume};
 
 use super::migration;
 use crate::names;

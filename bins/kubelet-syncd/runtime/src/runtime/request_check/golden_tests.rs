@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use bulkhead_cri::v1;
-use k8s_openapi::api::core::v1::Pod;
+use kubelet_model::v1::Pod;
 use prost::Message as _;
 use prost_reflect::{DescriptorPool, DynamicMessage};
 use serde_json::{Value, json};

@@ -18,7 +18,8 @@ mod users;
 use std::path::PathBuf;
 
 use bulkhead_cri::v1;
-use k8s_openapi::api::core::v1::{Container, Pod, PodSecurityContext, SecurityContext};
+use k8s_openapi::api::core::v1::{PodSecurityContext, SecurityContext};
+use kubelet_model::v1::{Container, Pod};
 use prometheus::{IntCounterVec, Opts};
 
 use super::pod_runtime::PodRuntime;
@@ -131,7 +132,7 @@ impl RequestContext<'_> {
 
 impl Starting<'_> {
     fn context(&self) -> SecurityContext {
-        self.container.security_context.clone().unwrap_or_default()
+        self.container.security_context.as_deref().cloned().unwrap_or_default()
     }
 }
 

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use bulkhead_cri::v1;
 use bulkhead_cri::v1::MountPropagation;
-use k8s_openapi::api::core::v1::{Volume, VolumeMount};
+use k8s_openapi::api::core::v1::VolumeMount;
+use kubelet_model::v1::Volume;
 
 use super::namespaces::mapping;
 use super::{Checked, RequestContext, Starting, must};

@@ -33,7 +33,7 @@ fn resources(requests: &mut Requests) -> &mut v1::LinuxContainerResources {
     requests.container.linux.as_mut().unwrap().resources.as_mut().unwrap()
 }
 
-fn of_spec<T>(setup: &Setup, get: impl Fn(&k8s_openapi::api::core::v1::PodSpec) -> T) -> T {
+fn of_spec<T>(setup: &Setup, get: impl Fn(&kubelet_model::v1::PodSpec) -> T) -> T {
     get(setup.pod.spec.as_ref().unwrap())
 }
 

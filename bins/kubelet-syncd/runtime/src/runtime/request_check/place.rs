@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use bulkhead_cri::v1;
-use k8s_openapi::api::core::v1::{Container, ContainerPort};
+use k8s_openapi::api::core::v1::ContainerPort;
+use kubelet_model::v1::Container;
 
 use super::{Checked, RequestContext, Starting, must};
 

@@ -40,8 +40,8 @@ fn capabilities(own: &SecurityContext, asked: &v1::Capability) -> Checked {
 pub(super) fn sandbox(known: &RequestContext<'_>, asked: &v1::LinuxSandboxSecurityContext) -> Checked {
     let privileged = |context: Option<&SecurityContext>| context.is_some_and(|c| c.privileged == Some(true));
     let any = known.pod.spec.as_ref().is_some_and(|spec| {
-        spec.containers.iter().any(|c| privileged(c.security_context.as_ref()))
-            || spec.init_containers.iter().flatten().any(|c| privileged(c.security_context.as_ref()))
+        spec.containers.iter().any(|c| privileged(c.security_context.as_deref()))
+            || spec.init_containers.iter().flatten().any(|c| privileged(c.security_context.as_deref()))
             || spec.ephemeral_containers.iter().flatten().any(|c| privileged(c.security_context.as_ref()))
     });
     must(!asked.privileged || any, "sandbox.privileged", asked.privileged, "false, no container is")

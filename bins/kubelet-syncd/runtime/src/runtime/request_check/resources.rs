@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use bulkhead_cri::v1;
 use bulkhead_types::Quantity;
-use k8s_openapi::api::core::v1::{Container, ResourceRequirements};
+use k8s_openapi::api::core::v1::ResourceRequirements;
+use kubelet_model::v1::Container;
 
 use super::{Checked, RequestContext, Starting, must};
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use bulkhead_cri::v1;
-use k8s_openapi::api::core::v1::{Container, Pod};
+use kubelet_model::v1::{Container, Pod};
 use serde_json::{Value, json};
 
 use crate::runtime::run_options::RunContainerOptions;
@@ -138,7 +138,7 @@ impl Setup {
 
     fn images(&self) -> ImageVolumes {
         let volumes = self.pod.spec.as_ref().unwrap().volumes.iter().flatten();
-        let image = |volume: &k8s_openapi::api::core::v1::Volume| {
+        let image = |volume: &kubelet_model::v1::Volume| {
             let user_specified_image = volume.image.as_ref()?.reference.clone()?;
             Some(v1::ImageSpec { image: "sha256:v".into(), user_specified_image, ..Default::default() })
         };
@@ -148,7 +148,7 @@ impl Setup {
     /// Where volnetd puts them.
     fn volumes(&self) -> MountedVolumes {
         let volumes = self.pod.spec.as_ref().unwrap().volumes.iter().flatten();
-        let place = |volume: &k8s_openapi::api::core::v1::Volume| {
+        let place = |volume: &kubelet_model::v1::Volume| {
             let kinds = [
                 (volume.empty_dir.is_some(), "empty-dir", false),
                 (volume.config_map.is_some(), "configmap", true),
@@ -176,7 +176,7 @@ impl Setup {
             folder: None,
             gid: None,
         };
-        let path = |volume: &k8s_openapi::api::core::v1::Volume| {
+        let path = |volume: &kubelet_model::v1::Volume| {
             let own = volume.host_path.as_ref().map(|source| source.path.clone());
             own.or_else(|| Some(self.runtime.claimed_paths.get(&volume.name)?.display().to_string()))
         };

@@ -4,8 +4,9 @@
 use bulkhead_cri::{Code, CriError, v1};
 use bulkhead_types::{ContainerId, SandboxId};
 use futures_util::future::BoxFuture;
-use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+use kubelet_model::v1::{Container, Pod};
 
 use super::plan::{ContainerUpdate, Kind, Resize, Size};
 use super::steps::{PodLimits, Step, steps};

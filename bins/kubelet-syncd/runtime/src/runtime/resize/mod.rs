@@ -21,7 +21,7 @@ impl act::Resizer for NoResizer {
     fn gates(&self) -> crate::allocation::Gates {
         crate::allocation::Gates::default()
     }
-    fn making(&self, _: &k8s_openapi::api::core::v1::Container) -> std::io::Result<()> {
+    fn making(&self, _: &kubelet_model::v1::Container) -> std::io::Result<()> {
         Ok(())
     }
     fn resize<'a>(

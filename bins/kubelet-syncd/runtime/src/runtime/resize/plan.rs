@@ -1,7 +1,8 @@
 //! What has to be resized in a pod. Pure.
 
 use bulkhead_types::ContainerId;
-use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+use k8s_openapi::api::core::v1::ResourceRequirements;
+use kubelet_model::v1::{Container, Pod};
 
 use crate::allocation::record::effective;
 use crate::allocation::{Gates, PodResources};
