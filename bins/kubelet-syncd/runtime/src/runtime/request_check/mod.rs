@@ -8,6 +8,7 @@
 
 mod confinement;
 mod devices;
+mod environment;
 mod mounts;
 mod namespaces;
 mod place;
@@ -106,6 +107,7 @@ pub fn container(
     namespaces::container(known, starting, &context)?;
     mounts::container(known, starting, &config.mounts)?;
     devices::container(known, starting, config)?;
+    environment::container(known, starting, config)?;
     resources::container(known, starting, &linux.resources.unwrap_or_default())
 }
 

@@ -283,6 +283,14 @@ pub const MISTAKES: &[Mistake] = mistakes! {
         r.container.annotations.insert("vendor.com/a".into(), "2".into());
         true
     };
+    "another value of an allocated variable", "envs", |_, r| { r.container.envs[0].value = b"all".to_vec(); true };
+    "no allocated variable", "envs", |_, r| { r.container.envs.remove(0); true };
+    "an allocated variable behind one of the spec", "envs", |_, r| { r.container.envs.swap(0, 1); true };
+    "a variable", "envs", |_, r| {
+        r.container.envs.push(v1::KeyValue { key: "VENDOR_VISIBLE_DEVICES".into(), value: b"all".to_vec() });
+        true
+    };
+    "another value of a variable", "envs", |_, r| { r.container.envs[1].value = b"y".to_vec(); true };
     "CPUs of others", "cpuset_cpus", |_, r| { resources(r).cpuset_cpus = "2-4".into(); true };
     "all CPUs", "cpuset_cpus", |_, r| { resources(r).cpuset_cpus = String::new(); true };
     "another NUMA node", "cpuset_mems", |_, r| { resources(r).cpuset_mems = "1".into(); true };

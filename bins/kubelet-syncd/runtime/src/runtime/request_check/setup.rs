@@ -72,7 +72,8 @@ pub struct Requests {
 
 /// A pod of that spec with one container `main` that is changed as given.
 pub fn pod(spec: Value, main: Value) -> Pod {
-    let mut container = json!({"name": "main", "image": "i", "terminationMessagePath": "/dev/termination-log"});
+    let mut container = json!({"name": "main", "image": "i", "terminationMessagePath": "/dev/termination-log",
+        "env": [{"name": "A", "value": "x"}]});
     merge(&mut container, main);
     let mut whole = json!({"containers": [container], "securityContext": {}, "enableServiceLinks": true});
     merge(&mut whole, spec);

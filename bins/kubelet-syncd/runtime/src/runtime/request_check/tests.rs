@@ -121,6 +121,44 @@ fn less_than_the_spec_is_no_mistake() {
     assert_eq!(setup.check(&requests), Ok(()));
 }
 
+#[test]
+fn variables_that_a_spec_may_have() {
+    let main = json!({
+        "env": [{"name": "PLAIN", "value": "1"}, {"name": "EMPTY"}, {"name": "MADE", "value": "$(PLAIN)s"},
+            {"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+        "envFrom": [{"prefix": "ALL_", "configMapRef": {"name": "c"}}]});
+    let of = |links: bool| Setup::of(pod(json!({"enableServiceLinks": links}), main.clone()));
+    let (linked, alone) = (of(true), of(false));
+    let table = [
+        ("PLAIN", "1", true, true),
+        ("PLAIN", "2", false, false),
+        ("EMPTY", "", true, true),
+        ("EMPTY", "1", false, false),
+        ("MADE", "anything", true, true),
+        ("NAME", "anything", true, true),
+        ("ALL_OF_IT", "anything", true, true),
+        ("OTHER", "1", false, false),
+        ("WEB_SERVICE_HOST", "10.0.0.1", true, false),
+        ("WEB_PORT_80_TCP_ADDR", "10.0.0.1", true, false),
+        ("KUBERNETES_SERVICE_PORT_HTTPS", "443", true, true),
+        ("web_SERVICE_HOST", "10.0.0.1", false, false),
+    ];
+    for (name, value, with_links, without) in table {
+        for (setup, fits) in [(&linked, with_links), (&alone, without)] {
+            let mut requests = setup.requests().unwrap();
+            requests.container.envs.truncate(setup.options.envs.len());
+            requests.container.envs.push(v1::KeyValue { key: name.into(), value: value.into() });
+            let said = setup.check(&requests);
+            assert_eq!(said.is_ok(), fits, "{name}={value}: {said:?}");
+        }
+    }
+    // A value may be a secret, and is told to nobody.
+    let mut requests = linked.requests().unwrap();
+    requests.container.envs[0].value = b"all".to_vec();
+    let refusal = linked.check(&requests).unwrap_err().to_string();
+    assert!(refusal.contains("[\"G\"]") && !refusal.contains("all\""), "{refusal}");
+}
+
 /// CVE-2019-11245: the first start of a container ran as the image's user, the second one, with the image there already,
 /// as root.
 #[test]
@@ -183,8 +221,8 @@ fn a_profile_without_a_name_is_not_no_profile() {
 
 #[test]
 fn a_debugger_sees_the_processes_of_its_target_alone() {
-    let debugger =
-        json!([{"name": "debug", "image": "i", "targetContainerName": "main"}, {"name": "other", "image": "i"}]);
+    let debugger = json!([{"name": "debug", "image": "i", "targetContainerName": "main", "env": [{"name": "A", "value": "x"}]},
+            {"name": "other", "image": "i", "env": [{"name": "A", "value": "x"}]}]);
     let mut setup = Setup::of(pod(json!({"ephemeralContainers": debugger}), json!({})));
     setup.name = "debug".into();
     setup.target = Some("0123".into());
