@@ -15,7 +15,7 @@ use crate::desired_state::DesiredState;
 use crate::metrics::OperationMetrics;
 use crate::pod_facts::PodFacts;
 use crate::ports::{ClaimWriter, ClusterReader, Drivers, VolumeVerbs};
-use crate::reconciler::{Attacher, NodeVolumes};
+use crate::reconciler::{Attacher, NodeVolumes, Populating};
 use crate::selinux::SeLinuxMount;
 use crate::spec::UniqueName;
 
@@ -54,6 +54,7 @@ pub struct World {
     pub ended: BTreeSet<PodUid>,
     pub back_offs: BackOffs,
     pub node: NodeVolumes,
+    pub populating: Populating,
     pub attacher: Attacher,
     /// Why operations failed last.
     pub errors: HashMap<Key, String>,

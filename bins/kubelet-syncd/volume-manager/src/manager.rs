@@ -28,13 +28,17 @@ use crate::operations::{Failure, Phase, unmount};
 use crate::pod_facts::PodFacts;
 use crate::populator::resolve::Use;
 use crate::populator::{self, Unresolved};
-use crate::reconciler::{self, Action, Attacher, Look, NodeVolumes};
+use crate::reconciler::{self, Action, Attacher, Look, NodeVolumes, Populating};
 use crate::selinux::Label;
 use crate::spec::{Source, UniqueName, VolumeSpec};
 use crate::statistics::Statistics;
 
 /// A list that could not be had is asked for again after this time.
 const LIST_AGAIN: Duration = Duration::from_millis(500);
+/// So long pods that a start has found may take to say what they want of the volumes that it has found.
+const POPULATED_WITHIN: Duration = Duration::from_secs(10);
+/// So long a write of the Node's list that the life before has caused may be under way: no request to the API server takes longer.
+const INHERITED_FOR: Duration = Duration::from_secs(30);
 /// All of both states is compared in this period, whatever events there were.
 const AUDIT: Duration = Duration::from_secs(60);
 
@@ -171,8 +175,14 @@ impl VolumeManager {
         }))
         .await;
         let mut world = self.context.world();
+        // The reconciler looks at all volumes of all pods, which a look at one pod is no reason for.
+        let mut changed = world.populating.has_come(uid);
         if resolved.is_empty() {
             world.desired.pods.remove(uid);
+            drop(world);
+            if changed {
+                self.context.touch();
+            }
             return;
         }
         let before = world.desired.pods.remove(uid);
@@ -180,8 +190,6 @@ impl VolumeManager {
             // A static pod comes again under the same uid: what it had went with its folder.
             world.actual.forget_folders(uid);
         }
-        // The reconciler looks at all volumes of all pods, which a look at one pod is no reason for.
-        let mut changed = false;
         let mut wanted = DesiredPod {
             facts: Arc::new(PodFacts::of(pod)),
             prepared: before.as_ref().is_some_and(|before| before.prepared),
@@ -389,9 +397,23 @@ impl VolumeManager {
         }
     }
 
+    /// All sources have delivered, and these are the pods that are to run: what was found of volumes stays until each of them has said
+    /// what it wants.
+    pub fn await_pods<'a>(&self, pods: impl Iterator<Item = (&'a PodUid, &'a Pod)>) {
+        let mut world = self.context.world();
+        let has_volumes = |pod: &Pod| {
+            let mut volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+            volumes.any(populator::is_managed)
+        };
+        let awaited = pods.filter(|(uid, pod)| !world.desired.pods.contains_key(*uid) && has_volumes(pod));
+        let awaited = awaited.map(|(uid, _)| uid.clone()).collect();
+        world.populating = Populating::begin(awaited, Instant::now() + POPULATED_WITHIN);
+    }
+
     /// The pod's containers have ended: its volumes are taken back from now on, for as long as that takes.
     pub fn end(&self, uid: &PodUid) {
         let mut world = self.context.world();
+        world.populating.has_come(uid);
         world.desired.pods.remove(uid);
         world.actual.forget_folders(uid);
         world.ended.insert(uid.clone());
@@ -630,6 +652,11 @@ impl VolumeManager {
         let sources_ready = verbs.guard("look").is_ok();
         let mut world = self.context.world();
         let known = world.actual.epoch != 0 && world.actual.epoch == epoch;
+        if known && matches!(world.attacher, Attacher::Controller) {
+            let World { node, actual, .. } = &mut *world;
+            node.inherit(actual, now + INHERITED_FOR);
+            node.lapse(now);
+        }
         let (actions, again) = reconciler::plan(&Look {
             desired: &world.desired,
             actual: &world.actual,
@@ -639,6 +666,7 @@ impl VolumeManager {
             node: &world.node,
             attacher: &world.attacher,
             may_unmount: known && sources_ready,
+            populating_until: world.populating.until(now),
             known,
             now,
         });
@@ -674,8 +702,8 @@ impl VolumeManager {
         errors.retain(|key, _| is_known(key));
         let names = reconciler::in_use(&world.desired, &world.actual, &world.node);
         let in_use = InUse { names, complete: known && sources_ready && world.node.known };
-        if in_use.complete && matches!(world.attacher, Attacher::Controller) {
-            world.node.report(&in_use.names);
+        if matches!(world.attacher, Attacher::Controller) {
+            world.node.report(&in_use.names, in_use.complete);
         }
         drop(world);
         for (uid, pod, text) in waiting {
@@ -730,7 +758,7 @@ fn node_volumes(node: &Node) -> NodeVolumes {
         known: true,
         in_use: status.iter().flat_map(|s| s.volumes_in_use.iter().flatten().cloned()).collect(),
         attached: status.iter().flat_map(|s| s.volumes_attached.iter().flatten().map(|v| v.name.clone())).collect(),
-        withdrawn: BTreeSet::new(),
+        ..NodeVolumes::default()
     }
 }
 

@@ -145,7 +145,7 @@ impl Outside {
     }
 
     fn manager_with(self: &Arc<Self>, controller_attaches: bool) -> Arc<VolumeManager> {
-        VolumeManager::start(Ports {
+        let manager = VolumeManager::start(Ports {
             drivers: Arc::new(End(self.clone())),
             verbs: Arc::new(End(self.clone())),
             reader: Arc::new(End(self.clone())),
@@ -155,7 +155,30 @@ impl Outside {
             node_name: "n".into(),
             controller_attaches,
             selinux: self.selinux.clone(),
-        })
+        });
+        tokio::spawn(report(self.clone(), manager.in_use()));
+        manager
+    }
+}
+
+/// Writes the Node's list as it is reported, as kubelet-statusd does.
+async fn report(outside: Arc<Outside>, mut in_use: watch::Receiver<InUse>) {
+    loop {
+        let InUse { names, complete } = in_use.borrow_and_update().clone();
+        outside.node.send_if_modified(|node| {
+            let Some(status) = node.as_mut().map(|node| Arc::make_mut(node).status.get_or_insert_default()) else {
+                return false;
+            };
+            let kept = status.volumes_in_use.iter().flatten().filter(|_| !complete).cloned();
+            let all: BTreeSet<String> = kept.chain(names.iter().cloned()).collect();
+            let listed = (!all.is_empty()).then(|| all.into_iter().collect());
+            let changed = status.volumes_in_use != listed;
+            status.volumes_in_use = listed;
+            changed
+        });
+        if in_use.changed().await.is_err() {
+            return;
+        }
     }
 }
 

@@ -22,6 +22,13 @@ pub struct NodeVolumes {
     /// over at any time. None is wanted again before the Node was seen without it, as upstream waits until a volume that is wanted
     /// again was reported again (`MarkVolumesAsReportedInUse`).
     pub withdrawn: BTreeSet<String>,
+    /// What this node has reported and the Node does not show yet. It stays in the list until the Node shows it, wanted or not: a
+    /// write without it, sent after the one with it, would else be overlooked by whoever wants it meanwhile and sees the first.
+    pub told: BTreeSet<String>,
+    /// What a life of this process before left out has been thought of, see [`Self::inherit`].
+    pub inherited: bool,
+    /// So long it counts where no complete list can be reported.
+    pub inherited_until: Option<Instant>,
 }
 
 impl NodeVolumes {
@@ -29,13 +36,40 @@ impl NodeVolumes {
     #[must_use]
     pub fn followed_by(&self, mut seen: NodeVolumes) -> NodeVolumes {
         seen.withdrawn = self.withdrawn.intersection(&seen.in_use).cloned().collect();
+        seen.told = self.told.difference(&seen.in_use).cloned().collect();
+        (seen.inherited, seen.inherited_until) = (self.inherited, self.inherited_until);
         seen
     }
 
-    /// The node is about to report these, which are all.
-    pub fn report(&mut self, names: &[String]) {
-        let left_out = self.in_use.iter().filter(|name| !names.contains(name)).cloned();
-        self.withdrawn = left_out.collect();
+    /// Once in each life, when both states are known: what the Node lists and nothing is there of may have been left out by the life
+    /// before, whose write kubelet-statusd may be sending. Of what is there no life has left anything out. Until `until`, when such a
+    /// write has ended, where a source of pods that does not deliver keeps the list from being reported whole.
+    pub fn inherit(&mut self, actual: &ActualState, until: Instant) {
+        if self.known && !std::mem::replace(&mut self.inherited, self.known) {
+            let is_there: BTreeSet<&str> = actual.volumes.keys().map(|name| name.0.as_str()).collect();
+            self.withdrawn = self.in_use.iter().filter(|name| !is_there.contains(name.as_str())).cloned().collect();
+            self.inherited_until = Some(until);
+        }
+    }
+
+    /// What was inherited counts no longer than that.
+    pub fn lapse(&mut self, now: Instant) {
+        if self.inherited_until.is_some_and(|until| until <= now) {
+            self.inherited_until = None;
+            self.withdrawn.clear();
+        }
+    }
+
+    /// The node is about to report these, which are all where `complete`; else the Node keeps what it lists beside them.
+    pub fn report(&mut self, names: &[String], complete: bool) {
+        if complete {
+            let left_out = self.in_use.iter().filter(|name| !names.contains(name)).cloned();
+            self.withdrawn = left_out.collect();
+            self.inherited_until = None;
+        }
+        if self.known {
+            self.told = names.iter().filter(|name| !self.in_use.contains(*name)).cloned().collect();
+        }
     }
 }
 
@@ -93,6 +127,31 @@ impl Action {
     }
 }
 
+/// The pods that a start has found, until each has said what it wants (upstream's `HasAddedPods`): what was found of a volume is not
+/// taken from the node before, only to be staged again for one of them.
+#[derive(Debug, Default)]
+pub struct Populating {
+    awaited: BTreeSet<PodUid>,
+    until: Option<Instant>,
+}
+
+impl Populating {
+    /// They are waited for, until that time at most: one that waits for something else does not come to say it.
+    pub fn begin(awaited: BTreeSet<PodUid>, until: Instant) -> Self {
+        Populating { awaited, until: Some(until) }
+    }
+
+    /// The pod has said it, or has ended. True where it was the last.
+    pub fn has_come(&mut self, pod: &PodUid) -> bool {
+        self.awaited.remove(pod) && self.awaited.is_empty()
+    }
+
+    /// How long there is something to wait for.
+    pub fn until(&self, now: Instant) -> Option<Instant> {
+        self.until.filter(|until| !self.awaited.is_empty() && *until > now)
+    }
+}
+
 /// Everything that is looked at.
 #[derive(Debug)]
 pub struct Look<'a> {
@@ -107,6 +166,8 @@ pub struct Look<'a> {
     pub attacher: &'a Attacher,
     /// All sources of pods have delivered, and the actual state is of this life of kubelet-volnetd.
     pub may_unmount: bool,
+    /// Until then pods are to say what they want of what was found, see [`Populating`].
+    pub populating_until: Option<Instant>,
     /// Whether the actual state is known at all: before, nothing is mounted either.
     pub known: bool,
     pub now: Instant,
@@ -233,6 +294,10 @@ impl Plan<'_> {
             if somebodys_is_unknown && volume.device.as_ref().is_some_and(|device| device.spec_name.is_empty()) {
                 continue;
             }
+            if let Some(until) = self.look.populating_until.filter(|_| volume.found) {
+                self.again = Some(self.again.map_or(until, |again| again.min(until)));
+                continue;
+            }
             if volume.staged == Presence::No {
                 self.begin(name, None, Action::Forget { volume: name.clone() });
             } else {
@@ -267,8 +332,9 @@ pub fn is_attached(attacher: &Attacher, node: &NodeVolumes, volume: &UniqueName)
 pub fn in_use(desired: &DesiredState, actual: &ActualState, node: &NodeVolumes) -> Vec<String> {
     let listed: BTreeSet<String> = node.in_use.union(&node.attached).cloned().collect();
     let wanted = desired.attachable().filter(|name| !node.withdrawn.contains(&name.0));
-    let all: BTreeSet<&UniqueName> = wanted.chain(actual.attachable(&listed)).collect();
-    all.into_iter().map(|name| name.0.clone()).collect()
+    let there = wanted.chain(actual.attachable(&listed)).map(|name| &name.0);
+    let all: BTreeSet<&String> = there.chain(&node.told).collect();
+    all.into_iter().cloned().collect()
 }
 
 #[cfg(test)]

@@ -90,6 +90,7 @@ struct World {
     node: NodeVolumes,
     attacher: Attacher,
     may_unmount: bool,
+    populating: Populating,
     now: Instant,
 }
 
@@ -104,6 +105,7 @@ impl World {
             node: NodeVolumes::default(),
             attacher: Attacher::Controller,
             may_unmount: true,
+            populating: Populating::default(),
             now: Instant::now(),
         }
     }
@@ -128,6 +130,7 @@ impl World {
             node: &self.node,
             attacher: &self.attacher,
             may_unmount: self.may_unmount,
+            populating_until: self.populating.until(self.now),
             known: true,
             now: self.now,
         })
@@ -281,19 +284,23 @@ fn in_use_is_what_is_wanted_and_what_is_there() {
     assert_eq!(listed, [unique("a").0, unique("b").0]);
 }
 
+/// The Node, with these in use; of what there is all is attached.
+fn shows(names: &[&str]) -> NodeVolumes {
+    NodeVolumes {
+        known: true,
+        in_use: names.iter().map(|name| unique(name).0).collect(),
+        attached: ["v", "there"].iter().map(|name| unique(name).0).collect(),
+        ..NodeVolumes::default()
+    }
+}
+
 /// What was left out of the list is wanted again only once the Node was seen without it: until then nobody knows whether a write
 /// without it is still to come.
 #[test]
 fn what_was_left_out_is_reported_anew_first() {
     let mut world = World::new();
-    let shows = |names: &[&str]| NodeVolumes {
-        known: true,
-        in_use: names.iter().map(|name| unique(name).0).collect(),
-        attached: BTreeSet::from([unique("v").0]),
-        withdrawn: BTreeSet::new(),
-    };
     world.node = shows(&["v"]);
-    world.node.report(&in_use(&world.desired, &world.actual, &world.node));
+    world.node.report(&in_use(&world.desired, &world.actual, &world.node), true);
     world.want("a", "v", true);
     assert_eq!(in_use(&world.desired, &world.actual, &world.node), Vec::<String>::new());
     assert_eq!(world.actions(), [], "the Node is about to be written without it");
@@ -307,6 +314,80 @@ fn what_was_left_out_is_reported_anew_first() {
     world.node.withdrawn.insert(unique("v").0);
     world.actual.volumes.insert(unique("v"), found(Presence::Uncertain, &[]));
     assert_eq!(in_use(&world.desired, &world.actual, &world.node), [unique("v").0]);
+}
+
+/// A life before may have left out what it had taken from the node, and its write may be under way still.
+#[test]
+fn what_a_life_before_may_have_left_out_is_reported_anew_first() {
+    let mut world = World::new();
+    let list = |world: &World| in_use(&world.desired, &world.actual, &world.node);
+    let until = world.now + Duration::from_secs(30);
+    world.node.inherit(&world.actual, until);
+    world.node = world.node.followed_by(shows(&["v", "there"]));
+    world.actual.volumes.insert(unique("there"), found(Presence::Uncertain, &[]));
+    world.want("a", "v", true);
+    world.want("b", "there", true);
+    world.node.inherit(&world.actual, until);
+    assert_eq!(list(&world), [unique("there").0]);
+    assert_eq!(world.actions(), [mount("there", "b")], "what is there was left out by nobody");
+    // A source that does not deliver does not hold it up for ever.
+    world.node.lapse(world.now);
+    let mut later = world.node.clone();
+    later.report(&list(&world), false);
+    later.lapse(until);
+    assert!(later.withdrawn.is_empty() && !world.node.withdrawn.is_empty());
+    world.node.report(&list(&world), true);
+    world.node = world.node.followed_by(shows(&["there"]));
+    world.node.inherit(&world.actual, until);
+    assert_eq!(list(&world), [unique("there").0, unique("v").0]);
+    world.node.report(&list(&world), true);
+    world.node = world.node.followed_by(shows(&["v", "there"]));
+    world.node.inherit(&world.actual, until);
+    assert_eq!(world.actions(), [mount("v", "a"), mount("there", "b")]);
+}
+
+/// What was reported is left out only once the Node has shown it: the write with it may be under way, and one without it would follow,
+/// which nobody could tell from the Node when it shows the first.
+#[test]
+fn what_was_reported_stays_until_it_is_shown() {
+    for complete in [true, false] {
+        let mut world = World::new();
+        let list = |world: &World| in_use(&world.desired, &world.actual, &world.node);
+        world.node = shows(&[]);
+        world.want("a", "v", true);
+        world.node.report(&list(&world), complete);
+        world.desired.pods.clear();
+        assert_eq!(list(&world), [unique("v").0]);
+        world.node.report(&list(&world), complete);
+        world.node = world.node.followed_by(shows(&[]));
+        assert_eq!(list(&world), [unique("v").0], "another change of the Node says nothing of it");
+        world.node = world.node.followed_by(shows(&["v"]));
+        world.want("b", "v", true);
+        assert_eq!(world.actions(), [mount("v", "b")]);
+        world.desired.pods.clear();
+        assert_eq!(list(&world), Vec::<String>::new());
+    }
+}
+
+/// After a start a pod that runs on may not have said yet that it wants what was found.
+#[test]
+fn what_was_found_stays_until_pods_have_said_what_they_want() {
+    let unstage = |name: &str| Action::Unstage { volume: unique(name) };
+    let mut world = World::new();
+    let of_before = ActualVolume { found: true, ..found(Presence::Uncertain, &[]) };
+    world.actual.volumes.insert(unique("v"), of_before);
+    world.actual.volumes.insert(unique("w"), found(Presence::Yes, &[]));
+    let until = world.now + Duration::from_secs(10);
+    world.populating = Populating::begin(BTreeSet::from([uid("a"), uid("b")]), until);
+    assert_eq!(world.actions(), [unstage("w")], "which is of this life");
+    assert!(!world.populating.has_come(&uid("a")) && !world.populating.has_come(&uid("c")));
+    assert_eq!(world.actions(), [unstage("w")]);
+    world.now = until;
+    assert_eq!(world.actions(), [unstage("v"), unstage("w")], "a pod that waits for something else is not waited for");
+    world.now -= Duration::from_secs(1);
+    assert_eq!(world.plan().1, Some(until));
+    assert!(world.populating.has_come(&uid("b")));
+    assert_eq!(world.actions(), [unstage("v"), unstage("w")]);
 }
 
 fn presence() -> impl Strategy<Value = Presence> {

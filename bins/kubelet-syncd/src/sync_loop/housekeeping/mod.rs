@@ -165,6 +165,9 @@ impl SyncLoop {
         let authority = self.node.volnetd.authority();
         if !authority.sources_ready() && self.sources.all_ready() {
             tracing::info!(pods = self.desired.len(), "all pod sources synced");
+            let runs = |uid: &PodUid| self.workers.lifecycle(uid) == Some(Lifecycle::Sync);
+            let running = self.desired.iter().filter(|(uid, _)| runs(uid));
+            self.node.volume_manager.await_pods(running.map(|(uid, desired)| (uid, &*desired.pod)));
             authority.set_sources_ready();
             self.housekeeping.run_at_once();
             // Containers that died before this process began need not wait a whole period.
