@@ -15,7 +15,7 @@ use bulkhead_tests::storage::scene::unique_name;
 use bulkhead_tests::storage::{NODE, Scene, tree};
 use serde_json::{Value, json};
 
-use crate::DRIVER;
+use crate::{DRIVER, measured};
 
 const POD: &str = "csi-pod";
 const CLAIMS: &str = "persistentvolumeclaims";
@@ -198,6 +198,8 @@ fn claims_of_the_hostpath_driver_live_as_under_upstreams_kubelet() -> Result<()>
     }
     ensure!(!told.iter().any(|one| one.starts_with("Failed")), "{told:#?}");
 
+    measured::as_recorded(&scene, POD)?;
+
     // A second pod of the same claim, with a part of it: the volume is staged once.
     scene.create(
         "part",
@@ -318,6 +320,7 @@ fn a_claim_is_expanded_while_its_pod_runs_and_before_the_next_has_it() -> Result
     let sizes: Vec<Value> = expansions.map(|call| call.request["capacity_range"]["required_bytes"].clone()).collect();
     ensure!(sizes == [json!(128 << 20)], "{sizes:?}");
     is_measured(&scene, "grows", "data")?;
+    measured::is_expansion_counted(&scene)?;
     ensure!(of_storage(&claim, "allocatedResources") == "128Mi", "{claim:#}");
     ensure!(of_storage(&claim, "allocatedResourceStatuses").is_null(), "{claim:#}");
     scene.delete("grows")?;

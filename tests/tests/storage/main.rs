@@ -12,6 +12,7 @@ mod flexvolume;
 mod health;
 mod life;
 mod local_devices;
+mod measured;
 mod migration;
 mod own_attach;
 mod registration;
