@@ -4,6 +4,7 @@
 //! the median pod in half the time. Only starts are bounded: kills, status and image pulls never wait here. A slot that
 //! is held too long (a hung call of the runtime) is given back to the others while its holder waits on.
 
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -15,7 +16,12 @@ pub const HOLD: Duration = Duration::from_secs(20);
 /// How many starts are in flight on a machine with so many processors: four for each, at least 4, at most 16. A start waits for the
 /// kernel and for plugins as long as it computes; with half as many two processors are not busy all the time (SPECIFICATION.md).
 pub fn slots(cpus: u32) -> usize {
-    usize::try_from(cpus.saturating_mul(4)).unwrap_or(usize::MAX).clamp(4, 16)
+    per_processor(cpus, 4, 4..=16)
+}
+
+/// So many for each of the processors, within the bounds.
+pub fn per_processor(cpus: u32, each: u32, bounds: RangeInclusive<usize>) -> usize {
+    usize::try_from(cpus.saturating_mul(each)).unwrap_or(usize::MAX).clamp(*bounds.start(), *bounds.end())
 }
 
 /// Hands out the slots, first come first served.

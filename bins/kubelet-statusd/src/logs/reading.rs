@@ -13,7 +13,7 @@ use super::transcript::Transcript;
 
 /// Read at once. What comes of it is no more, and that is what a client that does not take it holds in memory.
 const CHUNK: usize = 32 * 1024;
-/// Read at once by [`Reading::advance_at_once`]: a few lines, of which the client's turn is not held up.
+/// Read at once by [`Reading::advance_at_once`]: a few lines, so that nobody else's turn is held up.
 const GROWTH: usize = 4 * 1024;
 /// So much is read in one go where nothing of it is wanted, before it is asked whether anybody still listens.
 const STRETCH: usize = 32 * CHUNK;
@@ -107,6 +107,7 @@ impl Reading {
         let into = &mut [io::IoSliceMut::new(&mut chunk)];
         // Not in memory, interrupted, or a file system that cannot say.
         let read = rustix::io::preadv2(&self.file, into, self.offset, ReadWriteFlags::NOWAIT).ok()?;
+        // Or the rest is not in memory: whether there is more, the file's size tells before anybody waits.
         self.at_end = read < GROWTH;
         self.offset += read as u64;
         let mut piece = Piece { out: Vec::new(), moved: read > 0 };

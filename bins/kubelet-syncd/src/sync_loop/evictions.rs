@@ -171,9 +171,7 @@ impl SyncLoop {
             return drop(reply.send(Ok(())));
         }
         let pods = self.node.cache.snapshot().into_iter().map(|(uid, _)| uid);
-        let removable = pods
-            .filter(|uid| self.workers.content_should_be_removed(uid) || self.workers.runtime_should_be_removed(uid))
-            .collect();
+        let removable = pods.filter(|uid| self.workers.runtime_should_be_removed(uid)).collect();
         let node = self.node.clone();
         tokio::spawn(async move {
             container_gc::collect_node(&node, &removable).await;

@@ -24,6 +24,7 @@ use tokio::time::Instant;
 use self::line::{Line, Place};
 use self::overdue::Overdue;
 use self::progress::{Stop, needs_slot};
+use crate::start_limit::per_processor;
 
 /// A container that runs for so long after its signal uses its grace period. What ends at once has ended by then, also on a
 /// machine that does nothing else but take down.
@@ -37,7 +38,7 @@ pub const HOLD: Duration = Duration::from_secs(20);
 
 /// How many pods are taken down at a time on a machine with so many processors: two for each, at least 2, at most 8.
 pub fn slots(cpus: u32) -> usize {
-    usize::try_from(cpus.saturating_mul(2)).unwrap_or(usize::MAX).clamp(2, 8)
+    per_processor(cpus, 2, 2..=8)
 }
 
 /// Hands out the slots.
