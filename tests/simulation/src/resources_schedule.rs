@@ -74,14 +74,43 @@ fn plugin_fault(dice: &mut Dice) -> PluginFault {
     }
 }
 
-/// Four in five runs have faults of the plugin beside the others.
+/// Nothing happens but that the plugin dies and comes back in time, or a device falls ill, and that a pod comes meanwhile.
+fn absences(dice: &mut Dice, steps: &mut Vec<Step>) {
+    let first = |pod: &String| pod == "d0";
+    steps.retain(|step| match &step.deed {
+        Deed::Write { pod, .. } | Deed::Remove { pod } => first(pod),
+        other => other.is_workload(),
+    });
+    for number in 0..dice.between(1, 2) {
+        let at = FIRST + number * 80_000 + dice.below(60_000);
+        let down = dice.one_of(1_000, &[5_000, 20_000]);
+        let (fault, later, devices) = match dice.percent(40) {
+            // Most of those that are left.
+            true => (Deed::Sicken { pick: dice.draw(), lasts: 60_000 }, dice.between(12_000, 55_000), 3),
+            false => (Deed::KillPlugin { down }, dice.below(down), 1),
+        };
+        steps.push(Step { at, deed: fault });
+        let mut shape = small(dice);
+        if let Some(container) = shape.containers.first_mut() {
+            container.devices = devices;
+        }
+        steps.push(Step { at: at + later, deed: Deed::Write { pod: format!("w{number}"), shape } });
+    }
+}
+
+/// Four in five runs have faults of the plugin, and most of them others beside.
 pub(crate) fn faults(dice: &mut Dice, steps: &mut Vec<Step>) {
     if dice.percent(20) {
         return;
     }
+    if dice.percent(20) {
+        return absences(dice, steps);
+    }
     let calm = u64::try_from(CALM.as_millis()).unwrap_or(u64::MAX);
     for _ in 0..dice.between(1, 6) {
-        let deed = match dice.below(10) {
+        let deed = match dice.below(13) {
+            // Whoever was given something is looked at anew.
+            10.. => Deed::KillSyncd { down: dice.one_of(20, &[200, 5_000]) },
             0..=3 => Deed::KillPlugin { down: dice.one_of(20, &[1_000, 5_000, 20_000, 60_000]) },
             4 | 5 => Deed::Sicken { pick: dice.draw(), lasts: dice.one_of(200, &[5_000, 20_000, 60_000]) },
             6 => Deed::Stop { program: Program::Plugin, lasts: dice.one_of(200, &[2_000, 15_000, 40_000]) },
