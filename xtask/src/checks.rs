@@ -120,6 +120,11 @@ fn steps(no_checks: bool, new_seeds: bool, rest: &[String], skips: &Path, phases
     let before = if machine::is_root() { versions::programs_for_tests()? } else { None };
     environment.extend(before.iter().map(|folder| (previous::VARIABLE, folder.as_os_str())));
     phases.end("the version before");
+    // Alone, while nothing else needs the processors. All tests run whatever came of them.
+    let seeds = if new_seeds { seeds::run(&programs) } else { Ok(()) };
+    if new_seeds {
+        phases.end("new seeds");
+    }
     let lints = match (no_checks, has("clippy")) {
         (true, _) => None,
         // They were part of the build.
@@ -134,11 +139,6 @@ fn steps(no_checks: bool, new_seeds: bool, rest: &[String], skips: &Path, phases
     if machine::is_root() && rest.is_empty() {
         first_node(&programs)?;
         phases.end("a first node");
-    }
-    // Alone, while nothing else needs the processors. All tests run whatever came of them.
-    let seeds = if new_seeds { seeds::run(&programs) } else { Ok(()) };
-    if new_seeds {
-        phases.end("new seeds");
     }
     let runtime = if machine::is_root() { runtimes::chosen()? } else { "nothing: they need root".to_owned() };
     eprintln!("\nlabs that ask for no runtime of their own run on {runtime}");

@@ -2,7 +2,7 @@
 //! same, so that who runs it again sees the same failure.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 use bulkhead_testkit::build;
@@ -17,26 +17,32 @@ const UNKNOWN: u64 = 1;
 /// # Errors
 /// A check failed; what the program prints is the story of it, and its schedule.
 pub fn run(programs: &Path) -> Result<()> {
-    let (from, seeds) = (first().to_string(), SEEDS.to_string());
+    let (from, seeds) = (first(&build::workspace_root()).to_string(), SEEDS.to_string());
     let jobs = std::thread::available_parallelism().map_or(1, usize::from).to_string();
-    let arguments = ["--from", &from, "--seeds", &seeds, "--jobs", &jobs];
+    // A failure may take long to shrink; whoever looks into it does so.
+    let arguments = ["--from", &from, "--seeds", &seeds, "--jobs", &jobs, "--no-shrink"];
     eprintln!("\n+ simulate {}", arguments.join(" "));
     let status = Command::new(programs.join("simulate")).args(arguments).status().context("starting the simulation")?;
     if !status.success() {
-        bail!("new seeds of the simulation: a check failed (cargo xtask simulate {})", arguments.join(" "));
+        bail!("new seeds of the simulation: {status} (cargo xtask simulate {})", arguments.join(" "));
     }
     Ok(())
 }
 
-/// Drawn from what is committed.
-fn first() -> u64 {
+/// Drawn from what is committed in the folder, whoever owns it.
+fn first(folder: &Path) -> u64 {
+    let safe = format!("safe.directory={}", folder.display());
     let hash = Command::new("git")
-        .args(["rev-parse", "HEAD^{tree}"])
-        .current_dir(build::workspace_root())
+        .args(["-c", &safe, "rev-parse", "HEAD^{tree}"])
+        .current_dir(folder)
+        .stdin(Stdio::null())
         .output()
         .ok()
         .filter(|answer| answer.status.success());
-    hash.and_then(|answer| drawn(&String::from_utf8_lossy(&answer.stdout))).unwrap_or(UNKNOWN)
+    hash.and_then(|answer| drawn(&String::from_utf8_lossy(&answer.stdout))).unwrap_or_else(|| {
+        eprintln!("git knows no tree in {}: the seeds are those from {UNKNOWN} on", folder.display());
+        UNKNOWN
+    })
 }
 
 /// The first eight digits.
@@ -53,7 +59,26 @@ mod tests {
         assert_eq!(drawn("0000002a94c0ffee0123456789abcdef01234567\n"), Some(0x2a));
         assert_eq!(drawn("ffffffff\n"), Some(0xffff_ffff));
         assert!(drawn("").is_none() && drawn("HEAD^{tree}\n").is_none());
-        // This one is in a repository, or in none.
-        assert_eq!(first(), first());
+    }
+
+    #[test]
+    fn each_tree_begins_elsewhere() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(first(folder.path()), UNKNOWN);
+        let git = |arguments: &[&str]| {
+            let who = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"];
+            let done = Command::new("git").args(who).args(arguments).current_dir(folder.path()).output().unwrap();
+            assert!(done.status.success(), "{arguments:?}: {done:?}");
+        };
+        git(&["init", "--quiet"]);
+        let mut seen = vec![UNKNOWN];
+        for content in ["a", "b"] {
+            std::fs::write(folder.path().join("file"), content).unwrap();
+            git(&["add", "file"]);
+            git(&["commit", "--quiet", "-m", content]);
+            let seed = first(folder.path());
+            assert!(!seen.contains(&seed) && seed == first(folder.path()), "{seed} after {seen:?}");
+            seen.push(seed);
+        }
     }
 }

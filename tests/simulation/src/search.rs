@@ -18,6 +18,8 @@ use crate::schedule::{Family, Schedule};
 pub const ONE: &str = "one";
 /// A run that takes more of a processor goes round in a circle in which no time passes.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// One that takes none of it for so long waits for what does not come.
+const STILL: Duration = Duration::from_secs(600);
 /// So often it is looked how much it took.
 const LOOK: Duration = Duration::from_secs(5);
 /// Of a second, as the kernel counts the time of processes (USER_HZ, the same on all machines that this runs on).
@@ -58,13 +60,18 @@ pub fn run(program: &Path, schedule: &Schedule, mutant: Option<&str>) -> Result<
 /// False: it had to be ended.
 fn wait(child: &mut Child) -> Result<bool> {
     let mut look = Instant::now() + LOOK;
+    let (mut before, mut moved) = (Duration::ZERO, Instant::now());
     loop {
         if child.try_wait()?.is_some() {
             return Ok(true);
         }
-        // Not by the clock: beside other work it may have to wait for minutes.
+        // Not by the clock alone: beside other work it may have to wait for minutes.
         if Instant::now() >= look {
-            if processor_time(child.id()).is_some_and(|taken| taken > PATIENCE) {
+            let taken = processor_time(child.id()).unwrap_or(before);
+            if taken > before {
+                (before, moved) = (taken, Instant::now());
+            }
+            if taken > PATIENCE || moved.elapsed() > STILL {
                 child.kill()?;
                 child.wait()?;
                 return Ok(false);
