@@ -392,8 +392,8 @@ pub const MUTANTS: [Mutant; 49] = [
         mistake: "a plugin that does not answer a kubelet-syncd that starts is lost until it registers again (as it was until this found it)",
         only: Some(Family::Resources),
         file: "bins/kubelet-syncd/src/container_manager/devices/mod.rs",
-        from: "            tokio::time::sleep(pause).await;\n            pause =",
-        to: "            if MUTANT { return; }\n            tokio::time::sleep(pause).await;\n            pause =",
+        from: "            tokio::time::sleep(pause).await;\n            (pause, patience) =",
+        to: "            if MUTANT { return; }\n            tokio::time::sleep(pause).await;\n            (pause, patience) =",
     },
     Mutant {
         name: "silent-refusal",

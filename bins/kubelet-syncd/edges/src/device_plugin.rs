@@ -15,8 +15,8 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use crate::csi::connection::{ANSWER_BYTES_MAX, as_grpc_go, kept};
 use crate::csi::{Dial, PluginAddress};
 
-/// Upstream's bounds: a plugin registers before it listens, at times, and PreStartContainer may reset a device.
-const DIAL: Duration = Duration::from_secs(10);
+/// Upstream's bounds: a plugin registers before it listens, at times; and PreStartContainer may reset a device.
+pub const DIAL: Duration = Duration::from_secs(10);
 const PRE_START: Duration = Duration::from_secs(30);
 /// Upstream has none for these.
 const OPTIONS: Duration = Duration::from_secs(10);
@@ -47,12 +47,18 @@ async fn bounded<R>(deadline: Duration, call: impl Future<Output = Result<Respon
 }
 
 impl DevicePlugin {
-    /// Connects; a plugin that does not listen yet is waited for. `most`: no call takes longer, whatever its own bound.
+    /// Connects. `patience`: a plugin that does not listen yet is waited for so long. `most`: no call takes longer, whatever its own
+    /// bound.
     ///
     /// # Errors
     /// It does not listen, or not where it may.
-    pub async fn connect(dial: &Arc<dyn Dial>, address: &PluginAddress, most: Duration) -> Result<Self, Status> {
-        let until = tokio::time::Instant::now() + DIAL;
+    pub async fn connect(
+        dial: &Arc<dyn Dial>,
+        address: &PluginAddress,
+        patience: Duration,
+        most: Duration,
+    ) -> Result<Self, Status> {
+        let until = tokio::time::Instant::now() + patience;
         loop {
             match kept(dial, address).await {
                 Ok(channel) => {

@@ -34,7 +34,7 @@ use kubelet_container_manager::devices::{Admission, Capacity, DeviceManager, Plu
 use kubelet_container_manager::request::{Gates, PodRequest};
 use kubelet_container_manager::topology::{HintProvider, Refusal};
 use kubelet_edges::csi::{Dial, PluginAddress};
-use kubelet_edges::device_plugin::DevicePlugin;
+use kubelet_edges::device_plugin::{DIAL, DevicePlugin};
 use kubelet_model::v1::{Container, Pod};
 use kubelet_model::validation::resources::is_extended;
 use kubelet_pleg::PodCache;
@@ -61,9 +61,10 @@ const SHOWN_EVERY: Duration = Duration::from_secs(5);
 const BACK: Duration = Duration::from_secs(2);
 /// While a plugin is away: whether its grace is over.
 const LOOK: Duration = Duration::from_secs(10);
-/// A plugin of an earlier start that did not answer is connected to again after a pause, twice as long each time.
+/// A plugin of an earlier start that did not answer is connected to again after a pause, twice as long each time: it is found within
+/// about as long again as it was away. One that is gone for good costs a call in ten minutes.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_secs(60);
+const PAUSE_MAX: Duration = Duration::from_secs(10 * 60);
 /// Changes that nobody relies on are gathered for so long before the checkpoint is written.
 const SETTLE: Duration = Duration::from_secs(1);
 /// After a write that failed, and how often one that a pod waits for is tried.
@@ -217,9 +218,9 @@ impl Devices {
     /// Connects to a plugin of an earlier start, until it is there or somebody has registered the resource. One that is only stopped,
     /// or whose way through kubelet-volnetd is closed for a while, does not register again: its socket of registration is the same.
     async fn bring_back(&self, resource: &str, endpoint: &str) {
-        let mut pause = PAUSE_MIN;
+        let (mut pause, mut patience) = (PAUSE_MIN, DIAL);
         loop {
-            let dialed = self.dial(resource, endpoint).await;
+            let dialed = self.dial(resource, endpoint, patience).await;
             if lock(&self.manager).plugins().has_come(resource) {
                 return;
             }
@@ -230,7 +231,7 @@ impl Devices {
                 }
             }
             tokio::time::sleep(pause).await;
-            pause = PAUSE_MAX.min(pause * 2);
+            (pause, patience) = (PAUSE_MAX.min(pause * 2), Duration::ZERO);
         }
     }
 
@@ -359,13 +360,18 @@ impl Devices {
     /// # Errors
     /// In upstream's words.
     pub async fn connect(&self, resource: &str, endpoint: &str, by_socket: bool) -> Result<(), String> {
-        let (plugin, options) = self.dial(resource, endpoint).await?;
+        let (plugin, options) = self.dial(resource, endpoint, DIAL).await?;
         self.take(resource, endpoint, by_socket, plugin, options);
         Ok(())
     }
 
-    /// A plugin, and what it can do.
-    async fn dial(&self, resource: &str, endpoint: &str) -> Result<(DevicePlugin, DevicePluginOptions), String> {
+    /// A plugin, and what it can do. `patience`: it is waited for so long where it does not listen.
+    async fn dial(
+        &self,
+        resource: &str,
+        endpoint: &str,
+        patience: Duration,
+    ) -> Result<(DevicePlugin, DevicePluginOptions), String> {
         {
             let manager = lock(&self.manager);
             if manager.plugins().len() >= RESOURCES_MAX && !manager.plugins().contains(resource) {
@@ -373,7 +379,7 @@ impl Devices {
             }
         }
         let address = PluginAddress::Endpoint(endpoint.to_owned());
-        let plugin = DevicePlugin::connect(&self.dial, &address, self.timeout)
+        let plugin = DevicePlugin::connect(&self.dial, &address, patience, self.timeout)
             .await
             .map_err(|status| format!("failed to dial device plugin: {}", words(&status)))?;
         let options = plugin.options().await;
