@@ -58,6 +58,14 @@ pub fn lab_alone() -> Result<Option<Lab>> {
     lab_by(Lab::start_alone, Lab::start_beside)
 }
 
+/// The same with a certain containerd.
+///
+/// # Errors
+/// As [`lab`].
+pub fn lab_alone_on(release: Release) -> Result<Option<Lab>> {
+    lab_by(|| Lab::start_alone_on(release), || Lab::start_beside_on(release))
+}
+
 fn lab_by(start: impl FnOnce() -> Result<Lab>, start_beside: impl FnOnce() -> Result<Lab>) -> Result<Option<Lab>> {
     if !machine::is_root() {
         skip_this_test(Lack::Root)?;

@@ -62,8 +62,20 @@ impl Scene {
     /// # Errors
     /// As [`Scene::start`].
     pub fn start_upstreams(lab: Lab, cluster: Cluster) -> Result<Option<Self>> {
+        Self::start_upstreams_with(lab, cluster, |node| node)
+    }
+
+    /// The same with more of its configuration.
+    ///
+    /// # Errors
+    /// As [`Scene::start`].
+    pub fn start_upstreams_with(
+        lab: Lab,
+        cluster: Cluster,
+        configure: impl FnOnce(NodeBuilder) -> NodeBuilder,
+    ) -> Result<Option<Self>> {
         let Some(kubelet) = upstreams_kubelet() else { return Ok(None) };
-        let builder = lab.node(NODE).joins(&cluster)?;
+        let builder = configure(lab.node(NODE).joins(&cluster)?);
         let node = another(&lab, builder, &kubelet)?;
         cluster.wait_for("nodes", "", NODE, "it is ready", |node| is_true(node, "Ready"))?;
         Ok(Some(Self { node, cluster, lab }))

@@ -17,6 +17,7 @@ mod migration;
 mod own_attach;
 mod registration;
 mod resource_claims;
+mod resource_take_over;
 mod restarts;
 mod selinux;
 mod take_over;
@@ -29,3 +30,5 @@ mod without_api_server;
 const DRIVER: &str = env!("CARGO_BIN_EXE_csi_driver");
 /// The driver of our own for claims of devices.
 const DRA_DRIVER: &str = env!("CARGO_BIN_EXE_dra_driver");
+/// The device plugin of our own.
+const DEVICE_PLUGIN: &str = env!("CARGO_BIN_EXE_device_plugin");

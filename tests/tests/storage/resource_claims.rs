@@ -4,11 +4,13 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use bulkhead_testkit::cluster::{Storage, controllers_are_there};
 use bulkhead_testkit::dra::DraDriver;
+use bulkhead_testkit::skip::{Lack, skip_this_test};
 use bulkhead_testkit::wait::holds_for;
-use bulkhead_testkit::{LONG, Lab, Release, eventually};
+use bulkhead_testkit::{IDLE, LONG, Lab, Release, eventually};
 use bulkhead_tests::joined::claims::{self, GROUP};
-use bulkhead_tests::joined::{Member, NAMESPACE, NODE};
+use bulkhead_tests::joined::{Member, NAMESPACE, NODE, wait_node};
 use bulkhead_tests::lab_on;
 use serde_json::{Value, json};
 
@@ -189,5 +191,88 @@ fn pods_get_the_devices_of_their_claims_and_give_them_back() -> Result<()> {
         member.cluster.wait_gone("pods", NAMESPACE, name)?;
     }
     drop((one, old, none));
+    member.node.finish()
+}
+
+/// From a template to a running pod and back, by the scheduler and the controllers that a cluster has.
+#[test]
+fn a_scheduler_allocates_what_a_driver_prepares() -> Result<()> {
+    let Some(lab) = lab_on(Release::V2_1)? else { return Ok(()) };
+    if !controllers_are_there() {
+        return skip_this_test(Lack::ControlPlane);
+    }
+    let cluster = lab.cluster_on(Storage::default())?;
+    cluster.start_controllers()?;
+    cluster.create(&slice("stale", NODE, "gone.test"))?;
+    let node = lab.node(NODE).joins(&cluster)?.start()?;
+    let member = Member { cluster, node };
+    let cluster = &member.cluster;
+    wait_node(cluster, "True")?;
+    // From now on slices are the drivers'.
+    cluster.wait_gone("resourceslices", "", "stale")?;
+    let one = DraDriver::start(DRA_DRIVER, &lab, &member.node, "one.test", "v1.DRAPlugin")?;
+
+    // What the driver and an administrator create: two devices, a class of such, and a template that takes both.
+    let meta = |name: &str| json!({"name": name, "namespace": NAMESPACE});
+    let devices_of_one = json!([{"name": "first"}, {"name": "second"}]);
+    cluster.create(&json!({"apiVersion": GROUP, "kind": "ResourceSlice", "metadata": {"name": "of-one"}, "spec": {
+            "driver": "one.test", "nodeName": NODE, "devices": devices_of_one,
+            "pool": {"name": NODE, "generation": 1, "resourceSliceCount": 1}}}))?;
+    let selector = json!({"cel": {"expression": "device.driver == 'one.test'"}});
+    let class = json!({"apiVersion": GROUP, "kind": "DeviceClass", "metadata": {"name": "ones"},
+        "spec": {"selectors": [selector]}});
+    let templates = format!("/apis/{GROUP}/namespaces/{NAMESPACE}/resourceclaimtemplates");
+    let classes = format!("/apis/{GROUP}/deviceclasses");
+    cluster.client().send_json("POST", &classes, &class)?.success()?;
+    let request = |name: &str| json!({"name": name, "exactly": {"deviceClassName": "ones"}});
+    let template = json!({"apiVersion": GROUP, "kind": "ResourceClaimTemplate", "metadata": meta("both"),
+        "spec": {"spec": {"devices": {"requests": [request("a"), request("b")]}}}});
+    cluster.client().send_json("POST", &templates, &template)?.success()?;
+
+    let container = |name: &str, request: &str| {
+        json!({"name": name, "image": member.node.image(), "command": ["sh", "-c", IDLE],
+            "resources": {"claims": [{"name": "own", "request": request}]}})
+    };
+    let spec = json!({"terminationGracePeriodSeconds": 1,
+        "resourceClaims": [{"name": "own", "resourceClaimTemplateName": "both"}],
+        "containers": [container("main", "a"), container("other", "b")]});
+    let pod =
+        |name: &str| cluster.create(&json!({"apiVersion": "v1", "kind": "Pod", "metadata": meta(name), "spec": spec}));
+    pod("early")?;
+    let early = member.wait_ready("early")?;
+    ensure!(early["spec"]["nodeName"] == NODE, "{early:#}");
+    let name = early["status"]["resourceClaimStatuses"][0]["resourceClaimName"].as_str().context("no claim")?;
+    let allocated = cluster.get("resourceclaims", NAMESPACE, name)?;
+    let results = allocated["status"]["allocation"]["devices"]["results"].as_array().cloned().unwrap_or_default();
+    let mut taken: Vec<&str> = results.iter().filter_map(|one| one["device"].as_str()).collect();
+    taken.sort_unstable();
+    ensure!(taken == ["first", "second"] && results.iter().all(|one| one["driver"] == "one.test"), "{allocated:#}");
+    ensure!(allocated["status"]["reservedFor"][0]["uid"] == early["metadata"]["uid"], "{allocated:#}");
+    ensure!(one.prepared() == [name], "{:?}", one.prepared());
+    let variable = |request: &str| format!("DRA_ONE_TEST_{}_{request}=yes", name.to_uppercase().replace('-', "_"));
+    for (container, request) in [("main", "A"), ("other", "B")] {
+        let has = devices(&member, "early", container)?;
+        ensure!(has == [variable(request)], "{container}: {has:?}");
+    }
+
+    // Nothing is left for another one, until the first has given back what it had.
+    pod("late")?;
+    member.wait("late", "it cannot be placed", |pod| {
+        let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+        conditions.filter(|one| one["type"] == "PodScheduled").any(|one| one["reason"] == "Unschedulable")
+    })?;
+    ensure!(one.claims_of("NodePrepareResources")?.concat() == [name], "{:?}", one.calls()?);
+    delete(&member, "early")?;
+    cluster.wait_gone("pods", NAMESPACE, "early")?;
+    ensure!(one.claims_of("NodeUnprepareResources")?.concat() == [name], "{:?}", one.calls()?);
+    cluster.wait_gone("resourceclaims", NAMESPACE, name)?;
+    let late = member.wait_ready("late")?;
+    let next = late["status"]["resourceClaimStatuses"][0]["resourceClaimName"].as_str().context("no claim")?;
+    ensure!(next != name && one.prepared() == [next], "{:?}", one.prepared());
+    delete(&member, "late")?;
+    cluster.wait_gone("pods", NAMESPACE, "late")?;
+    cluster.wait_gone("resourceclaims", NAMESPACE, next)?;
+    ensure!(one.prepared().is_empty() && state_file(&member)?.ends_with(r#""ClaimInfoStateList":[]}"#));
+    drop(one);
     member.node.finish()
 }
