@@ -2,10 +2,13 @@
 //!
 //! The generated types have every optional part in place, so a volume takes 3208 bytes, whatever its kind, and a container
 //! 2144.
-//! These here have boxes there; all that lies in them are the generated types, and so are metadata and status.
-//! What is read and written is the same, to the order of fields.
+//! Here they are boxed. What lies in the boxes, metadata and status are the generated types.
+//! What is read and written is the same, to the order of fields and the words of errors.
+//! Only a field that a JSON text has twice is refused here, where for the generated types the last one counts; of a
+//! `serde_json::Value`, as [`crate::decode`] reads one, no field can be there twice.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use k8s_openapi::api::core::v1::{
     AWSElasticBlockStoreVolumeSource, Affinity, AzureDiskVolumeSource, AzureFileVolumeSource, CSIVolumeSource,
@@ -23,8 +26,8 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::{Metadata, NamespaceResourceScope, Resource};
-use serde::de::{Deserializer, Error as _, Unexpected};
-use serde::{Deserialize, Serialize};
+use serde::de::{Deserializer, Error as _, MapAccess, Unexpected, Visitor};
+use serde::{Deserialize, Serialize, Serializer, forward_to_deserialize_any};
 
 /// A pod, with the fields of upstream's `Pod`.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -56,7 +59,7 @@ impl Metadata for Pod {
 }
 
 impl Serialize for Pod {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
         #[serde(rename_all = "camelCase")]
         struct Written<'a> {
@@ -77,16 +80,18 @@ impl<'de> Deserialize<'de> for Pod {
     /// An `apiVersion` or `kind` that is there must be a pod's.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        #[serde(rename = "Pod", rename_all = "camelCase")]
+        #[serde(rename = "Pod", expecting = "Pod", rename_all = "camelCase")]
         struct Read {
+            #[serde(default, deserialize_with = "text")]
             api_version: Option<String>,
+            #[serde(default, deserialize_with = "text")]
             kind: Option<String>,
             #[serde(default, deserialize_with = "or_default")]
             metadata: ObjectMeta,
             spec: Option<PodSpec>,
             status: Option<PodStatus>,
         }
-        let Read { api_version, kind, metadata, spec, status } = Read::deserialize(deserializer)?;
+        let Read { api_version, kind, metadata, spec, status } = Read::deserialize(OfObject(deserializer))?;
         for (is, must) in [(api_version, Pod::API_VERSION), (kind, Pod::KIND)] {
             if let Some(other) = is.filter(|is| is != must) {
                 return Err(D::Error::invalid_value(Unexpected::Str(&other), &must));
@@ -101,9 +106,75 @@ fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserial
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
+/// A text that is there is no null.
+fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    String::deserialize(deserializer).map(Some)
+}
+
+/// Gives a structure that serde has derived an object, and nothing else: it would take a list as well, its items for the fields in
+/// their order, and as many as there are.
+struct OfObject<T>(T);
+
+impl<'de, D: Deserializer<'de>> Deserializer<'de> for OfObject<D> {
+    type Error = D::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        self.0.deserialize_any(OfObject(visitor))
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        self.0.deserialize_struct(name, fields, OfObject(visitor))
+    }
+
+    fn is_human_readable(&self) -> bool {
+        self.0.is_human_readable()
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
+}
+
+impl<'de, V: Visitor<'de>> Visitor<'de> for OfObject<V> {
+    type Value = V::Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.expecting(f)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, object: A) -> Result<V::Value, A::Error> {
+        self.0.visit_map(object)
+    }
+}
+
+/// For types with `remote = "Self"`: what serde derives is then a function of the type's own, which these call.
+macro_rules! read_from_objects {
+    ($($kept:ident),+) => {$(
+        impl Serialize for $kept {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                $kept::serialize(self, serializer)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $kept {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                $kept::deserialize(OfObject(deserializer))
+            }
+        }
+    )+};
+}
+
+read_from_objects!(PodSpec, Container, Volume);
+
 /// What is wanted of a pod, with the fields of upstream's `PodSpec`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
+#[serde(remote = "Self", expecting = "PodSpec", default, rename_all = "camelCase")]
 pub struct PodSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub active_deadline_seconds: Option<i64>,
@@ -193,7 +264,7 @@ pub struct PodSpec {
 
 /// A container of any kind but the ephemeral, with the fields of upstream's `Container`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
+#[serde(remote = "Self", expecting = "Container", default, rename_all = "camelCase")]
 pub struct Container {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub args: Option<Vec<String>>,
@@ -249,7 +320,7 @@ pub struct Container {
 
 /// A volume of a pod, with the fields of upstream's `Volume`: of its kinds one is set, and only that one takes room.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
+#[serde(remote = "Self", expecting = "Volume", default, rename_all = "camelCase")]
 pub struct Volume {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub aws_elastic_block_store: Option<Box<AWSElasticBlockStoreVolumeSource>>,

@@ -1,8 +1,7 @@
 use k8s_openapi::api::core::v1 as generated;
+use serde::de::DeserializeOwned;
 use serde::de::value::Error;
-use serde::de::{DeserializeOwned, Visitor};
-use serde::forward_to_deserialize_any;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 
@@ -16,7 +15,7 @@ fn is_read_and_written_as_the_generated_types_are() {
     assert_eq!(serde_json::to_string(&kept).unwrap(), serde_json::to_string(&generated).unwrap());
 }
 
-/// The names that a type reads.
+/// The names that a type reads, in its order.
 fn fields<T: DeserializeOwned>() -> Vec<&'static str> {
     struct Asked<'a>(&'a mut Vec<&'static str>);
 
@@ -45,7 +44,6 @@ fn fields<T: DeserializeOwned>() -> Vec<&'static str> {
 
     let mut names = Vec::new();
     assert!(T::deserialize(Asked(&mut names)).is_err());
-    names.sort_unstable();
     names
 }
 
@@ -74,6 +72,40 @@ fn another_kind_is_refused() {
         let as_before = serde_json::from_value::<generated::Pod>(json).unwrap_err();
         assert_eq!(refused.to_string(), as_before.to_string());
     }
+}
+
+/// Read as a text and as a value, in words.
+fn outcomes<T: DeserializeOwned>(json: &str) -> [Result<(), String>; 2] {
+    let value: Value = serde_json::from_str(json).unwrap();
+    let results = [serde_json::from_str::<T>(json), serde_json::from_value::<T>(value)];
+    results.map(|result| result.map(drop).map_err(|error| error.to_string()))
+}
+
+/// A list or a scalar is no object: refused as the generated types refuse it.
+#[test]
+fn objects_alone_are_read() {
+    let named_in_its_place = |index: usize| format!("[{}\"a\"]", "null,".repeat(index));
+    let (container, volume) = (named_in_its_place(8), named_in_its_place(19));
+    for json in ["[]", "[[]]", r#"[[{"name":"a"}]]"#, "null", "true", "1", "1.5", r#""a""#, &container, &volume] {
+        assert_eq!(outcomes::<Pod>(json), outcomes::<generated::Pod>(json), "{json}");
+        assert_eq!(outcomes::<PodSpec>(json), outcomes::<generated::PodSpec>(json), "{json}");
+        assert_eq!(outcomes::<Container>(json), outcomes::<generated::Container>(json), "{json}");
+        assert_eq!(outcomes::<Volume>(json), outcomes::<generated::Volume>(json), "{json}");
+        assert!(outcomes::<Volume>(json).iter().all(Result::is_err), "{json}");
+    }
+    for json in [
+        r#"{"kind":null}"#,
+        r#"{"apiVersion":null}"#,
+        r#"{"kind":1}"#,
+        r#"{"spec":[]}"#,
+        r#"{"spec":{"containers":[[]]}}"#,
+        r#"{"spec":{"volumes":[[{"name":"a"}]]}}"#,
+        r#"{"spec":{"volumes":{}}}"#,
+    ] {
+        assert_eq!(outcomes::<Pod>(json), outcomes::<generated::Pod>(json), "{json}");
+        assert!(outcomes::<Pod>(json).iter().all(Result::is_err), "{json}");
+    }
+    assert_eq!(outcomes::<Pod>("{}"), [Ok(()), Ok(())]);
 }
 
 /// What one pod takes beside its texts: it is kept for each pod of the node.

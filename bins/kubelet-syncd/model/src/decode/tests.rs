@@ -154,6 +154,26 @@ fn values_come_out_as_upstream_reads_them() {
     assert_eq!(volumes[0].downward_api.as_ref().unwrap().default_mode, Some(0o640));
 }
 
+/// A dash too many makes a list of what is to be an object.
+#[test]
+fn lists_are_no_objects() {
+    let head = "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n";
+    for (rest, message) in [
+        ("spec: []\n", "spec: invalid type: sequence, expected PodSpec"),
+        ("spec:\n  containers:\n  - - name: c\n", "spec.containers[0]: invalid type: sequence, expected Container"),
+        (
+            "spec:\n  containers: []\n  volumes:\n  - - name: v\n",
+            "spec.volumes[0]: invalid type: sequence, expected Volume",
+        ),
+        ("spec: x\n", "spec: invalid type: string \"x\", expected PodSpec"),
+    ] {
+        assert_eq!(pod(format!("{head}{rest}").as_bytes()).unwrap_err().to_string(), message);
+    }
+    let list = "apiVersion: v1\nkind: PodList\nitems:\n- - metadata: {name: a}\n";
+    let refused = document(list.as_bytes()).and_then(Document::into_pod_list).unwrap_err();
+    assert_eq!(refused.to_string(), "items[0]: invalid type: sequence, expected Pod");
+}
+
 #[test]
 fn anchors_and_merge_keys() {
     let text = "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  containers:\n  - &base\n    name: c\n    image: i\n    \
