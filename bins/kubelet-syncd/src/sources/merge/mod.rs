@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kubelet_model::v1::Pod;
 
 use super::static_pod::{CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE};
@@ -252,7 +253,7 @@ fn take(existing: Option<Arc<Pod>>, mut pod: Pod, kind: SourceKind, now: Timesta
         }
         Difference::Content => {
             let op = if pod.metadata.deletion_timestamp.is_some() { PodOp::Delete } else { PodOp::Update };
-            (Some(op), kept(&updated(&existing, pod)))
+            (Some(op), Arc::new(updated(&existing, &pod)))
         }
     }
 }
@@ -307,19 +308,20 @@ fn compare(existing: &Pod, new: &Pod) -> Difference {
     }
 }
 
-/// The new content under the old identity; local annotations stay as they are.
-fn updated(existing: &Pod, new: Pod) -> Pod {
-    let mut next = existing.clone();
-    let mut annotations = new.metadata.annotations.unwrap_or_default();
-    for (key, value) in existing.metadata.annotations.iter().flatten().filter(|(key, _)| is_local(key)) {
+/// The new content under the old identity, copied as by [`kept`]; local annotations stay as they are.
+fn updated(existing: &Pod, new: &Pod) -> Pod {
+    let (old, next) = (&existing.metadata, &new.metadata);
+    let mut annotations = next.annotations.clone().unwrap_or_default();
+    for (key, value) in old.annotations.iter().flatten().filter(|(key, _)| is_local(key)) {
         annotations.insert(key.clone(), value.clone());
     }
-    next.metadata.annotations = Some(annotations);
-    next.metadata.labels = new.metadata.labels;
-    next.metadata.deletion_timestamp = new.metadata.deletion_timestamp;
-    next.metadata.deletion_grace_period_seconds = new.metadata.deletion_grace_period_seconds;
-    next.metadata.generation = new.metadata.generation;
-    next.spec = new.spec;
-    next.status = new.status;
-    next
+    let metadata = ObjectMeta {
+        annotations: Some(annotations),
+        labels: next.labels.clone(),
+        deletion_timestamp: next.deletion_timestamp.clone(),
+        deletion_grace_period_seconds: next.deletion_grace_period_seconds,
+        generation: next.generation,
+        ..old.clone()
+    };
+    Pod { metadata, spec: new.spec.clone(), status: new.status.clone() }
 }

@@ -1,5 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
+use k8s_openapi::api::core::v1::PodStatus;
+use kubelet_model::v1::PodSpec;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -144,12 +146,9 @@ fn build((uid, name, image, phase, deleted): Small) -> Pod {
     pod
 }
 
-type Content =
-    BTreeMap<String, (String, Option<kubelet_model::v1::PodSpec>, Option<k8s_openapi::api::core::v1::PodStatus>, bool)>;
+type Content = BTreeMap<String, (String, Option<PodSpec>, Option<PodStatus>, bool)>;
 
-fn content(
-    pod: &Pod,
-) -> (String, Option<kubelet_model::v1::PodSpec>, Option<k8s_openapi::api::core::v1::PodStatus>, bool) {
+fn content(pod: &Pod) -> (String, Option<PodSpec>, Option<PodStatus>, bool) {
     let meta = &pod.metadata;
     (meta.name.clone().unwrap_or_default(), pod.spec.clone(), pod.status.clone(), meta.deletion_timestamp.is_some())
 }
