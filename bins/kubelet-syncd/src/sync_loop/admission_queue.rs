@@ -106,6 +106,11 @@ impl AdmissionQueue {
         self.rejected.contains(uid) || self.pending.contains_key(uid)
     }
 
+    /// Whether it is admitted is not decided yet, or something is left to do for it.
+    pub(super) fn is_pending(&self, uid: &PodUid) -> bool {
+        self.pending.contains_key(uid)
+    }
+
     /// It was rejected, for good.
     pub(super) fn is_rejected(&self, uid: &PodUid) -> bool {
         self.rejected.contains(uid)
@@ -318,7 +323,9 @@ impl SyncLoop {
         self.node.pods.set_status(uid, status.clone());
         let facts = desired::facts(pod);
         let actions = if facts.is_static && self.workers.lifecycle(uid).is_none() {
-            // Its end is the runtime's pod's alone, which has no status; told is this one, and written once nothing of it runs.
+            // Its end is the runtime's pod's alone, which has no status; told is this one, and written once nothing of it runs. It
+            // says nothing of containers, as with upstream (`kubelet.go`): `rejectPod` sets a status without them, and
+            // `SyncTerminatingRuntimePod` sets none.
             view::publish(&self.node, uid, pod, &runtime, &status, Stage::Alive);
             // A static pod that was never started here would count as ended.
             self.workers.kill_runtime_pod(uid, &facts.full_name, ORPHAN_GRACE, now)

@@ -175,16 +175,17 @@ impl VolumeManager {
         }))
         .await;
         let mut world = self.context.world();
-        // The reconciler looks at all volumes of all pods, which a look at one pod is no reason for.
-        let mut changed = world.populating.has_come(uid);
         if resolved.is_empty() {
             world.desired.pods.remove(uid);
+            let was_last = world.populating.has_come(uid);
             drop(world);
-            if changed {
+            if was_last {
                 self.context.touch();
             }
             return;
         }
+        // The reconciler looks at all volumes of all pods, which a look at one pod is no reason for.
+        let mut changed = false;
         let before = world.desired.pods.remove(uid);
         if before.is_none() {
             // A static pod comes again under the same uid: what it had went with its folder.
@@ -262,6 +263,8 @@ impl VolumeManager {
                 }
             }
         }
+        // A volume that is not known yet may be one of those that were found.
+        changed |= wanted.unresolved.is_empty() && world.populating.has_come(uid);
         changed |= world.ended.remove(uid);
         changed |= before.is_none_or(|before| !wanted.wants_as_before(&before));
         world.desired.pods.insert(uid.clone(), wanted);

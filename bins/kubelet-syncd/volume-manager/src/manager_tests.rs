@@ -161,17 +161,14 @@ impl Outside {
     }
 }
 
-/// Writes the Node's list as it is reported, as kubelet-statusd does.
+/// Writes the Node's list where all of it is reported, as kubelet-statusd does.
 async fn report(outside: Arc<Outside>, mut in_use: watch::Receiver<InUse>) {
     loop {
         let InUse { names, complete } = in_use.borrow_and_update().clone();
         outside.node.send_if_modified(|node| {
-            let Some(status) = node.as_mut().map(|node| Arc::make_mut(node).status.get_or_insert_default()) else {
-                return false;
-            };
-            let kept = status.volumes_in_use.iter().flatten().filter(|_| !complete).cloned();
-            let all: BTreeSet<String> = kept.chain(names.iter().cloned()).collect();
-            let listed = (!all.is_empty()).then(|| all.into_iter().collect());
+            let Some(node) = node.as_mut().filter(|_| complete) else { return false };
+            let status = Arc::make_mut(node).status.get_or_insert_default();
+            let listed = (!names.is_empty()).then_some(names);
             let changed = status.volumes_in_use != listed;
             status.volumes_in_use = listed;
             changed
@@ -775,6 +772,22 @@ async fn a_restart_adopts_what_is_there() {
     lock(&outside.published).values_mut().for_each(|published| published.1 = false);
     mount_pod(&outside.manager(), "a").await;
     assert_eq!(outside.log(), ["NodeGetCapabilities", "PreparePublish", "NodePublishVolume", "CommitPublish"]);
+}
+
+/// A pod whose claim cannot be read has not said what it wants of what a start has found: that is waited for, for a while.
+#[tokio::test(start_paused = true)]
+async fn what_was_found_stays_while_a_claim_cannot_be_read() {
+    let outside = Outside::new();
+    mount_pod(&outside.manager(), "a").await;
+    lock(&outside.published).clear();
+    let manager = outside.manager();
+    let (a, pod) = (uid("a"), pod_of("a", "unbound"));
+    manager.await_pods([(&a, &*pod)].into_iter());
+    manager.want(&a, &pod).await;
+    tokio::time::sleep(POPULATED_WITHIN / 2).await;
+    assert_eq!(lock(&outside.staged).len(), 1);
+    tokio::time::sleep(POPULATED_WITHIN).await;
+    assert!(lock(&outside.staged).is_empty());
 }
 
 /// Nothing of a pod that nobody has named yet is touched; once it is known to be gone, all of it goes.

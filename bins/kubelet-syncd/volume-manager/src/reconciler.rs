@@ -22,8 +22,9 @@ pub struct NodeVolumes {
     /// over at any time. None is wanted again before the Node was seen without it, as upstream waits until a volume that is wanted
     /// again was reported again (`MarkVolumesAsReportedInUse`).
     pub withdrawn: BTreeSet<String>,
-    /// What this node has reported and the Node does not show yet. It stays in the list until the Node shows it, wanted or not: a
-    /// write without it, sent after the one with it, would else be overlooked by whoever wants it meanwhile and sees the first.
+    /// What this node has reported in a complete list and the Node does not show yet. It stays in the list until the Node shows it,
+    /// wanted or not: a write without it, sent after the one with it, would else be overlooked by whoever wants it meanwhile and sees
+    /// the first.
     pub told: BTreeSet<String>,
     /// What a life of this process before left out has been thought of, see [`Self::inherit`].
     pub inherited: bool,
@@ -60,14 +61,13 @@ impl NodeVolumes {
         }
     }
 
-    /// The node is about to report these, which are all where `complete`; else the Node keeps what it lists beside them.
+    /// The node is about to report these, which are all where `complete`; else nobody writes them: kubelet-statusd leaves what the
+    /// Node lists.
     pub fn report(&mut self, names: &[String], complete: bool) {
         if complete {
             let left_out = self.in_use.iter().filter(|name| !names.contains(name)).cloned();
             self.withdrawn = left_out.collect();
             self.inherited_until = None;
-        }
-        if self.known {
             self.told = names.iter().filter(|name| !self.in_use.contains(*name)).cloned().collect();
         }
     }
@@ -141,7 +141,7 @@ impl Populating {
         Populating { awaited, until: Some(until) }
     }
 
-    /// The pod has said it, or has ended. True where it was the last.
+    /// The pod has said it, of all of its volumes, or has ended. True where it was the last.
     pub fn has_come(&mut self, pod: &PodUid) -> bool {
         self.awaited.remove(pod) && self.awaited.is_empty()
     }

@@ -165,9 +165,12 @@ impl SyncLoop {
         let authority = self.node.volnetd.authority();
         if !authority.sources_ready() && self.sources.all_ready() {
             tracing::info!(pods = self.desired.len(), "all pod sources synced");
-            let runs = |uid: &PodUid| self.workers.lifecycle(uid) == Some(Lifecycle::Sync);
-            let running = self.desired.iter().filter(|(uid, _)| runs(uid));
-            self.node.volume_manager.await_pods(running.map(|(uid, desired)| (uid, &*desired.pod)));
+            // One that runs on may be pending: its admission waits for a plugin, or for the Node's labels.
+            let runs_on = |uid: &PodUid| {
+                self.workers.lifecycle(uid) == Some(Lifecycle::Sync) || self.admission_queue.is_pending(uid)
+            };
+            let awaited = self.desired.iter().filter(|(uid, _)| runs_on(uid));
+            self.node.volume_manager.await_pods(awaited.map(|(uid, desired)| (uid, &*desired.pod)));
             authority.set_sources_ready();
             self.housekeeping.run_at_once();
             // Containers that died before this process began need not wait a whole period.
