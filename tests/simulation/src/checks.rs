@@ -304,8 +304,10 @@ impl World {
                 by_version.insert(version, uid_of(sandbox).to_owned());
             }
         }
-        let refused: BTreeSet<u64> =
-            self.told.values().filter(|told| told.is_refused()).filter_map(|told| told.version).collect();
+        // In other families no pod asks for anything that could be short, so a refusal excuses nothing.
+        let may_be_refused = self.resources.on;
+        let refused = self.told.values().filter(|told| may_be_refused && told.is_refused());
+        let refused: BTreeSet<u64> = refused.filter_map(|told| told.version).collect();
         let wanted: Vec<(String, u64, Shape)> =
             self.wanted.iter().map(|(name, wanted)| (name.clone(), wanted.version, wanted.shape.clone())).collect();
         self.check_gone(&wanted, &by_version);
@@ -364,9 +366,10 @@ impl World {
         let contested = self.contested();
         let waiting = self.wanted.values().filter(|wanted| contested.contains(&wanted.version));
         keep.extend(waiting.filter_map(|wanted| wanted.uid.clone()));
-        // Nor those that were refused.
+        // Nor have those that were refused.
         let is_wanted = |told: &Told| wanted.iter().any(|(_, version, _)| told.version == Some(*version));
-        keep.extend(self.told.iter().filter(|(_, told)| is_wanted(told)).map(|(uid, _)| uid.clone()));
+        let refused = self.told.iter().filter(|(_, told)| told.is_refused() && is_wanted(told));
+        keep.extend(refused.map(|(uid, _)| uid.clone()));
         let left = |uid: &str| !keep.iter().any(|kept| kept == uid);
         let mut found = Vec::new();
         found.extend(self.sandboxes.values().filter(|s| left(uid_of(s))).map(|s| format!("sandbox {}", s.id)));

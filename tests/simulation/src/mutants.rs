@@ -29,7 +29,7 @@ pub struct Mutant {
 }
 
 /// All of them, in the order of a pod's life.
-pub const MUTANTS: [Mutant; 49] = [
+pub const MUTANTS: [Mutant; 50] = [
     Mutant {
         name: "takes-over",
         mistake: "after a restart an edited manifest takes over the pod from before the edit, which still ends (as it was until this found it)",
@@ -70,6 +70,15 @@ pub const MUTANTS: [Mutant; 49] = [
         file: "bins/kubelet-syncd/src/take_down/line.rs",
         from: "self.free += usize::from(next.is_none());",
         to: "self.free += usize::from(next.is_none() && !MUTANT);",
+    },
+    Mutant {
+        name: "lost-start",
+        mistake: "a start slot is not given back",
+        only: Some(Family::Many),
+        file: "bins/kubelet-syncd/src/start_limit.rs",
+        from: "release(&self.permit);",
+        to: "if MUTANT && let Some(permit) = self.permit.lock().unwrap_or_else(PoisonError::into_inner).take() {\n            \
+             permit.forget();\n        }\n        release(&self.permit);",
     },
     Mutant {
         name: "no-retry",
@@ -397,7 +406,7 @@ pub const MUTANTS: [Mutant; 49] = [
     },
     Mutant {
         name: "silent-refusal",
-        mistake: "a static pod that ran before a restart and is refused after it is told as pending for ever (as it was until this found it)",
+        mistake: "a static pod that ran before a restart, and is then refused, is told as pending for ever (as it was until this found it)",
         only: Some(Family::Resources),
         file: "bins/kubelet-syncd/src/sync_loop/admission_queue.rs",
         from: "view::publish(&self.node, uid, pod, &runtime, &status, Stage::Alive);",

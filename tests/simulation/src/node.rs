@@ -314,7 +314,8 @@ impl Node {
         if has_plugin {
             with_resources(&mut config);
         }
-        resources::machine(&folder.join("machine"))?;
+        let cpus = if has_plugin { resources::CPUS } else { resources::CPUS_OF_OTHERS };
+        resources::machine(&folder.join("machine"), cpus)?;
         let registrar: OwnedFd = listen(&registrar_socket(folder))?.into();
         for name in ["run", "manifests"] {
             std::fs::create_dir_all(folder.join(name)).with_context(|| format!("making {name}"))?;

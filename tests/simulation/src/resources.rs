@@ -21,8 +21,10 @@ pub const RESOURCE: &str = "simulated.io/device";
 pub const PATH: &str = "/dev/simulated-";
 /// How many there are.
 const DEVICES: usize = 4;
-/// CPUs of the machine, two of a core, of which the first is the system's.
-const CPUS: u32 = 8;
+/// CPUs of the machine in family `resources`, two of a core, of which the first is the system's.
+pub const CPUS: u32 = 8;
+/// The same in other families: the fewer there are, the sooner pods wait for each other's starts and ends.
+pub const CPUS_OF_OTHERS: u32 = 2;
 /// What all pods together may ask for, thousandths.
 const CPU_ROOM: u64 = (CPUS as u64 - 1) * 1000;
 /// What a container asks for that shares its CPUs, in a pod of which another one does not.
@@ -366,11 +368,15 @@ impl World {
 
     /// What is told of a pod: whether it was refused, and rightly.
     pub(crate) fn check_refusal(&mut self, name: &str, told: &Told) {
-        if !self.resources.on || !told.is_refused() {
+        if !told.is_refused() {
             return;
         }
         let (reason, message) = (told.reason.clone(), told.message.clone());
         self.tell("kubelet-syncd", format!("refuses {name}: {reason}: {message}"));
+        if !self.resources.on {
+            let text = format!("{name} is refused, and asks for nothing that could be short: {reason}: {message}");
+            return self.breaks("refused-rightly", text);
+        }
         if name.starts_with(CLAIM) {
             return self.breaks("can-be-had", format!("what is free cannot be had: {reason}: {message}"));
         }
@@ -447,11 +453,12 @@ impl World {
     }
 }
 
-/// Writes the files by which the machine tells of itself below `folder`, and lets processes find them there.
+/// Writes the files by which a machine of so many CPUs (two of a core) tells of itself below `folder`, and lets processes find them
+/// there.
 ///
 /// # Errors
 /// They cannot be written.
-pub fn machine(folder: &Path) -> Result<()> {
+pub fn machine(folder: &Path, cpus: u32) -> Result<()> {
     let put = |path: &str, content: String| -> Result<()> {
         let path = folder.join(path);
         if let Some(parent) = path.parent() {
@@ -460,11 +467,12 @@ pub fn machine(folder: &Path) -> Result<()> {
         std::fs::write(path, content + "\n").context("writing a file of the machine")
     };
     put("meminfo", format!("MemTotal: {} kB\nSwapTotal: 0 kB", MEMORY << 10))?;
-    let all = format!("0-{}", CPUS - 1);
+    let all = format!("0-{}", cpus.saturating_sub(1));
+    let cores = (cpus / 2).max(1);
     put("system/cpu/online", all.clone())?;
-    for cpu in 0..CPUS {
+    for cpu in 0..cpus {
         let topology = format!("system/cpu/cpu{cpu}/topology");
-        put(&format!("{topology}/core_id"), (cpu % (CPUS / 2)).to_string())?;
+        put(&format!("{topology}/core_id"), (cpu % cores).to_string())?;
         put(&format!("{topology}/physical_package_id"), "0".to_owned())?;
     }
     put("system/node/node0/cpulist", all)?;

@@ -167,7 +167,8 @@ pub enum Family {
     Api,
     /// Pods of manifests whose containers have probes.
     Probes,
-    /// Many small pods of manifests that come and go at the same moments: more than are started or taken down at a time.
+    /// Many small pods of manifests that come and go at the same moments: more than are started (eight on two processors) or taken
+    /// down (four) at a time.
     Many,
     /// Pods of the API server whose containers mount volumes of claims, which a CSI driver serves.
     Volumes,
@@ -646,10 +647,12 @@ fn workload(dice: &mut Dice, steps: &mut Vec<Step>) {
 fn crowd(dice: &mut Dice, steps: &mut Vec<Step>) {
     let calm = u64::try_from(CALM.as_millis()).unwrap_or(u64::MAX);
     let come = if dice.percent(30) { 0 } else { dice.below(calm / 6) };
+    // At the same moment they wait for each other's starts, which take tens of milliseconds each; spread over 2 s hardly ever.
+    let within = if dice.percent(70) { 50 } else { 2_000 };
     let go = dice.between(calm / 3, calm - 5_000);
-    for number in 0..dice.between(8, 24) {
+    for number in 0..dice.between(12, 24) {
         let pod = format!("m{number}");
-        steps.push(Step { at: come + dice.below(2_000), deed: Deed::Write { pod: pod.clone(), shape: small(dice) } });
+        steps.push(Step { at: come + dice.below(within), deed: Deed::Write { pod: pod.clone(), shape: small(dice) } });
         if !dice.percent(80) {
             continue;
         }
