@@ -67,10 +67,12 @@ impl Held {
         self.pods.keys()
     }
 
-    /// All devices of a resource that somebody has or is to have. `but`: what this container has alone does not count.
-    pub fn in_use(&self, resource: &str, but: Option<(&str, &str)>) -> BTreeSet<String> {
+    /// All devices of a resource that somebody has or is to have. `but`: a pod's uid, and names of its containers; what those alone
+    /// have does not count.
+    pub fn in_use(&self, resource: &str, but: Option<(&str, &[&str])>) -> BTreeSet<String> {
         let of = |(uid, containers): (&String, &BTreeMap<String, OfContainer>)| {
-            let counts = containers.iter().filter(|(name, _)| but != Some((uid, name)));
+            let is_apart = |name: &str| but.is_some_and(|(of, names)| of == uid.as_str() && names.contains(&name));
+            let counts = containers.iter().filter(|(name, _)| !is_apart(name.as_str()));
             counts.filter_map(|(_, of)| of.get(resource)).flat_map(|a| a.devices.iter().cloned()).collect::<Vec<_>>()
         };
         self.pods.iter().flat_map(of).collect()

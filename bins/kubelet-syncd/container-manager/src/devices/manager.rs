@@ -154,15 +154,17 @@ impl DeviceManager {
         all
     }
 
-    fn available(&self, resource: &str, but: Option<(&str, &str)>) -> BTreeSet<String> {
+    /// `but`: see [`Held::in_use`].
+    fn available(&self, resource: &str, but: Option<(&str, &[&str])>) -> BTreeSet<String> {
         let in_use = self.held.in_use(resource, but);
         self.plugins.healthy(resource).map(|healthy| healthy.difference(&in_use).cloned().collect()).unwrap_or_default()
     }
 
-    fn plan(&self, uid: &str, container: &str, resource: &str, choice: &Choice) -> Result<Plan, String> {
+    /// `open`: names of the container, and of those after it that are chosen again when this one's devices are others.
+    fn plan(&self, uid: &str, open: &[&str], resource: &str, choice: &Choice) -> Result<Plan, String> {
         let none = Devices::new();
         let told = self.plugins.told(resource).unwrap_or(&none);
-        let available = self.available(resource, Some((uid, container)));
+        let available = self.available(resource, Some((uid, open)));
         Plan::new(resource, choice.required, told, &available, &choice.reusable, choice.affinity)
     }
 
@@ -203,19 +205,33 @@ impl DeviceManager {
             return Ok(());
         }
         let choice = Choice { affinity, reusable, required, asked: false };
-        let devices = self.plan(uid, container, resource, &choice)?.devices(&BTreeSet::new());
+        let devices = self.plan(uid, &[container], resource, &choice)?.devices(&BTreeSet::new());
         let allocated = Allocated { devices, by_node: BTreeMap::new(), response: None, choice: Some(choice) };
         self.held.insert(uid, container, resource, allocated);
         Ok(())
     }
 
-    /// What a plugin is to be asked next for a pod; None: every plugin has answered. `order`: names of the pod's containers in the
-    /// order in which they start.
+    /// Names of a container and of those that start after it, of which the plugin has not answered for this resource. Nobody relies on
+    /// what those have: it is as free for the first of them as it was for upstream, which chooses for one after the other has its
+    /// answer.
+    fn open_from<'a>(&self, uid: &str, order: &'a [ContainerRequest], first: &str, resource: &str) -> Vec<&'a str> {
+        let is_open =
+            |name: &&str| self.held.of(uid, name, resource).is_some_and(|allocated| allocated.choice.is_some());
+        order
+            .iter()
+            .map(|container| container.name.as_str())
+            .skip_while(|name| *name != first)
+            .filter(is_open)
+            .collect()
+    }
+
+    /// What a plugin is to be asked next for a pod; None: every plugin has answered. `order`: the pod's containers in the order in which
+    /// they start.
     ///
     /// # Errors
     /// In upstream's words: nobody can be asked.
-    pub fn next_question(&mut self, uid: &str, order: &[String]) -> Result<Option<Question>, String> {
-        for container in order {
+    pub fn next_question(&mut self, uid: &str, order: &[ContainerRequest]) -> Result<Option<Question>, String> {
+        for container in order.iter().map(|container| &container.name) {
             let open = self.held.of_container(uid, container).into_iter().flatten();
             let open: Vec<_> = open.filter_map(|(name, a)| Some((name.clone(), a.choice.clone()?))).collect();
             let Some((resource, choice)) = open.into_iter().next() else { continue };
@@ -226,7 +242,8 @@ impl DeviceManager {
                 Ok(Some(Question { container: container.clone(), resource: resource.clone(), generation, call }))
             };
             if options.preferred_allocation && !choice.asked {
-                let plan = self.plan(uid, container, &resource, &choice)?;
+                let open = self.open_from(uid, order, container, &resource);
+                let plan = self.plan(uid, &open, &resource, &choice)?;
                 if let Some((available, must_include)) = plan.question() {
                     return question(Call::GetPreferredAllocation { available, must_include, size: choice.required });
                 }
@@ -237,14 +254,14 @@ impl DeviceManager {
         Ok(None)
     }
 
-    /// The plugin prefers these devices. What containers that start later would have used again is chosen again.
+    /// The plugin prefers these devices. Those of containers that start later are chosen again.
     ///
     /// # Errors
-    /// In upstream's words: there are not enough any more.
+    /// In upstream's words: there are not enough any more. What is open has to be dropped.
     pub fn preferred(
         &mut self,
         uid: &str,
-        order: &[String],
+        order: &[ContainerRequest],
         question: &Question,
         preferred: &BTreeSet<String>,
     ) -> Result<(), String> {
@@ -253,25 +270,37 @@ impl DeviceManager {
             return Ok(());
         };
         choice.asked = true;
-        let devices = self.plan(uid, container, resource, &choice)?.devices(preferred);
+        let open = self.open_from(uid, order, container, resource);
+        let devices = self.plan(uid, &open, resource, &choice)?.devices(preferred);
         let Some(allocated) = self.held.of_mut(uid, container, resource) else { return Ok(()) };
         allocated.choice = Some(choice);
-        let before = std::mem::replace(&mut allocated.devices, devices.clone());
-        if before == devices {
-            return Ok(());
-        }
-        for later in order.iter().skip_while(|name| *name != container).skip(1) {
-            let Some(allocated) = self.held.of_mut(uid, later, resource) else { continue };
-            let Some(choice) = allocated.choice.as_mut().filter(|choice| choice.reusable.is_superset(&before)) else {
-                continue;
-            };
-            choice.reusable.retain(|id| !before.contains(id));
-            choice.reusable.extend(devices.iter().cloned());
-            let choice = choice.clone();
-            let again = self.plan(uid, later, resource, &choice)?.devices(&BTreeSet::new());
-            if let Some(allocated) = self.held.of_mut(uid, later, resource) {
-                allocated.devices = again;
+        let before = std::mem::replace(&mut allocated.devices, devices);
+        if before == allocated.devices { Ok(()) } else { self.choose_again(uid, order, container, resource) }
+    }
+
+    /// Chooses for the containers after this one as if they had not been chosen for: one after the other, each with what those before
+    /// it leave now. As many devices are needed as before, so there are enough unless some have fallen ill meanwhile.
+    fn choose_again(
+        &mut self,
+        uid: &str,
+        order: &[ContainerRequest],
+        after: &str,
+        resource: &str,
+    ) -> Result<(), String> {
+        let (mut reusable, mut is_after) = (BTreeSet::new(), false);
+        for container in order {
+            let name = container.name.as_str();
+            let choice = self.held.of(uid, name, resource).and_then(|allocated| allocated.choice.clone());
+            if let Some(mut choice) = choice.filter(|_| is_after) {
+                choice.reusable.clone_from(&reusable);
+                let open = self.open_from(uid, order, name, resource);
+                let devices = self.plan(uid, &open, resource, &choice)?.devices(&BTreeSet::new());
+                let allocated = Allocated { devices, by_node: BTreeMap::new(), response: None, choice: Some(choice) };
+                self.held.insert(uid, name, resource, allocated);
             }
+            let has = self.held.of(uid, name, resource).map(|allocated| allocated.devices.clone());
+            leave(&mut reusable, container.kind, has.unwrap_or_default());
+            is_after |= name == after;
         }
         Ok(())
     }
@@ -370,6 +399,15 @@ impl DeviceManager {
     }
 }
 
+/// What containers leave to those after them, once one more has its devices: an init container ends before the next one starts, the
+/// others keep what they have.
+fn leave(reusable: &mut BTreeSet<String>, kind: Kind, has: BTreeSet<String>) {
+    match kind {
+        Kind::Init => reusable.extend(has),
+        Kind::Sidecar | Kind::App => reusable.retain(|id| !has.contains(id)),
+    }
+}
+
 /// The manager's part in the admission of one pod. `M`: the manager, however it is held.
 pub struct Admission<'a, M> {
     manager: M,
@@ -430,14 +468,7 @@ impl<'a, M: DerefMut<Target = DeviceManager>> Admission<'a, M> {
             let reusable = self.reusable(&resource);
             self.manager.choose(uid, &container.name, (&resource, number), reusable, affinity, &running)?;
             let taken = self.manager.held.of(uid, &container.name, &resource).map(|held| held.devices.clone());
-            let reusable = self.reusable.entry(resource).or_default();
-            match container.kind {
-                Kind::Init => reusable.extend(taken.unwrap_or_default()),
-                Kind::Sidecar | Kind::App => {
-                    let taken = taken.unwrap_or_default();
-                    reusable.retain(|id| !taken.contains(id));
-                }
-            }
+            leave(self.reusable.entry(resource).or_default(), container.kind, taken.unwrap_or_default());
         }
         Ok(())
     }

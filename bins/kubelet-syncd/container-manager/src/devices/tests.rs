@@ -46,10 +46,6 @@ fn pod(uid: &str, init: &[(&str, u32)], apps: &[(&str, u32)]) -> PodRequest {
     PodRequest::of(&pod, Gates::default())
 }
 
-fn order(pod: &PodRequest) -> Vec<String> {
-    pod.containers.iter().map(|container| container.name.clone()).collect()
-}
-
 fn take(manager: &mut DeviceManager, pod: &PodRequest, best: Hint, running: &[&str]) -> Result<(), Refusal> {
     let mut admission = Admission::new(manager, Box::new(|_: &str| ids(running)));
     pod.containers.iter().try_for_each(|container| admission.allocate(pod, container, best))
@@ -57,10 +53,10 @@ fn take(manager: &mut DeviceManager, pod: &PodRequest, best: Hint, running: &[&s
 
 fn answer(manager: &mut DeviceManager, pod: &PodRequest, like: &[&str]) -> Vec<Question> {
     let mut asked = Vec::new();
-    while let Some(question) = manager.next_question(&pod.uid, &order(pod)).unwrap() {
+    while let Some(question) = manager.next_question(&pod.uid, &pod.containers).unwrap() {
         match &question.call {
             Call::GetPreferredAllocation { .. } => {
-                manager.preferred(&pod.uid, &order(pod), &question, &ids(like)).unwrap();
+                manager.preferred(&pod.uid, &pod.containers, &question, &ids(like)).unwrap();
             }
             Call::Allocate { .. } => manager.allocated(&pod.uid, &question, Vec::new()),
         }
@@ -181,6 +177,56 @@ fn the_plugins_word_is_heard_where_there_is_a_choice() {
 }
 
 #[test]
+fn what_a_plugin_prefers_moves_what_later_containers_have() {
+    // Init containers and sidecars, the others, devices that there are, which the plugin prefers; who has which in the end.
+    type Row = (
+        &'static [(&'static str, u32)],
+        &'static [(&'static str, u32)],
+        &'static str,
+        &'static str,
+        &'static [(&'static str, &'static str)],
+    );
+    let rows: &[Row] = &[
+        // The second init container moves, too, and the others with it.
+        (&[("i", 1), ("j", 2)], &[("x", 1), ("y", 1)], "abcd", "d", &[("i", "d"), ("j", "ad"), ("x", "a"), ("y", "d")]),
+        (
+            &[("i", 1), ("j", 2)],
+            &[("x", 1), ("y", 2)],
+            "abcd",
+            "cd",
+            &[("i", "c"), ("j", "cd"), ("x", "c"), ("y", "ad")],
+        ),
+        // Nothing is free but what the pod's later containers are to have.
+        (&[("i", 1)], &[("x", 1)], "a", "", &[("i", "a"), ("x", "a")]),
+        (&[("i", 1), ("j", 2)], &[("x", 1), ("y", 1)], "ab", "b", &[("i", "b"), ("j", "ab"), ("x", "a"), ("y", "b")]),
+        // A sidecar keeps what it has, be it of an init container.
+        (&[("i", 1), ("+s", 1)], &[("x", 1)], "abcd", "c", &[("i", "c"), ("s", "c"), ("x", "a")]),
+        (&[("+s", 1), ("i", 2)], &[("x", 1)], "abcd", "cd", &[("s", "c"), ("i", "ad"), ("x", "a")]),
+        (
+            &[("i", 2), ("+s", 1), ("j", 2)],
+            &[("x", 2)],
+            "abc",
+            "c",
+            &[("i", "ac"), ("s", "a"), ("j", "bc"), ("x", "bc")],
+        ),
+    ];
+    for (index, (init, apps, there, like, expected)) in rows.iter().enumerate() {
+        let letters = |text: &str| text.chars().map(String::from).collect::<Vec<_>>();
+        let names = letters(there);
+        let list: Vec<(&str, bool, &[i64])> = names.iter().map(|id| (id.as_str(), true, &[] as &[i64])).collect();
+        let (mut manager, _) = started(&list, true);
+        let pod = pod("u", init, apps);
+        take(&mut manager, &pod, NONE, &[]).unwrap();
+        let like = letters(like);
+        answer(&mut manager, &pod, &like.iter().map(String::as_str).collect::<Vec<_>>());
+        let found: Vec<(&str, String)> =
+            expected.iter().map(|(name, _)| (*name, has(&manager, &pod, name).concat())).collect();
+        let expected: Vec<(&str, String)> = expected.iter().map(|(name, ids)| (*name, (*ids).to_owned())).collect();
+        assert_eq!(found, expected, "{index}");
+    }
+}
+
+#[test]
 fn devices_of_the_nodes_that_were_agreed_on() {
     let list: &[(&str, bool, &[i64])] =
         &[("a", true, &[0]), ("b", true, &[1]), ("c", true, &[1]), ("d", true, &[]), ("e", true, &[0, 1])];
@@ -252,7 +298,7 @@ fn the_first_answer_counts() {
     let pod = PodRequest::of(&pod, Gates::default());
     assert!(manager.lacks(&pod, "c"));
     take(&mut manager, &pod, NONE, &[]).unwrap();
-    while let Some(question) = manager.next_question("u", &order(&pod)).unwrap() {
+    while let Some(question) = manager.next_question("u", &pod.containers).unwrap() {
         manager.allocated("u", &question, answer(&question.resource[12..]));
     }
     let grants = manager.grants("u", "c");
@@ -336,7 +382,11 @@ fn what_is_left_of_a_plugin_that_goes() {
 
 #[derive(Debug, Clone)]
 enum Step {
-    Pod { uid: u8, init: u32, app: u32 },
+    /// The numbers of devices: of an init container, a sidecar, an init container beside it, two others.
+    Pod {
+        uid: u8,
+        asks: [u32; 5],
+    },
     End(u8),
     Health(Vec<bool>),
     Gone,
@@ -345,7 +395,7 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        4 => (0_u8..6, 0_u32..3, 0_u32..4).prop_map(|(uid, init, app)| Step::Pod { uid, init, app }),
+        4 => (0_u8..6, prop::array::uniform5(0_u32..3)).prop_map(|(uid, asks)| Step::Pod { uid, asks }),
         3 => (0_u8..6).prop_map(Step::End),
         2 => prop::collection::vec(any::<bool>(), 5).prop_map(Step::Health),
         1 => Just(Step::Gone),
@@ -354,7 +404,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// No device is two pods', none is given that was not healthy, and all come back.
+    /// No device is two pods' or that of two containers that run together, none is given that was not healthy, and all come back.
     #[test]
     fn a_life_of_devices(steps in prop::collection::vec(step(), 1..60), like in prop::collection::btree_set("[a-e]", 0..4)) {
         let names = ["a", "b", "c", "d", "e"];
@@ -366,36 +416,44 @@ proptest! {
         let mut generation = manager.connect(R, options);
         manager.list(R, generation, all(&health));
         let mut there = true;
-        let mut specs: BTreeMap<u8, (u32, u32)> = BTreeMap::new();
+        let mut specs: BTreeMap<u8, [u32; 5]> = BTreeMap::new();
         for step in steps {
             match step {
-                Step::Pod { uid, init, app } => {
+                Step::Pod { uid, asks } => {
                     // What a pod asks of devices does not change in its life.
-                    let (init, app) = if manager.held().has_pod(&format!("u{uid}")) {
-                        specs.get(&uid).copied().unwrap_or((init, app))
+                    let asks = if manager.held().has_pod(&format!("u{uid}")) {
+                        specs.get(&uid).copied().unwrap_or(asks)
                     } else {
-                        (init, app)
+                        asks
                     };
-                    specs.insert(uid, (init, app));
-                    let pod = pod(&format!("u{uid}"), &[("i", init)], &[("x", app)]);
+                    specs.insert(uid, asks);
+                    let [i, s, j, x, y] = asks;
+                    let pod = pod(&format!("u{uid}"), &[("i", i), ("+s", s), ("j", j)], &[("x", x), ("y", y)]);
                     let fresh = !manager.held().has_pod(&pod.uid);
                     if take(&mut manager, &pod, NONE, &[]).is_err() {
                         if fresh { manager.take_back(&pod.uid); }
                         continue;
                     }
-                    if fresh { prop_assert!(there || app + init == 0); }
-                    while let Ok(Some(question)) = manager.next_question(&pod.uid, &order(&pod)) {
+                    if fresh { prop_assert!(there || asks == [0; 5]); }
+                    while let Some(question) = manager.next_question(&pod.uid, &pod.containers).unwrap() {
                         match &question.call {
-                            Call::GetPreferredAllocation { .. } => manager.preferred(&pod.uid, &order(&pod), &question, &like).unwrap(),
+                            Call::GetPreferredAllocation { .. } => manager.preferred(&pod.uid, &pod.containers, &question, &like).unwrap(),
                             Call::Allocate { devices } => {
                                 prop_assert!(devices.iter().all(|id| health[names.iter().position(|n| n == id).unwrap()]), "{:?}", devices);
                                 manager.allocated(&pod.uid, &question, Vec::new());
                             }
                         }
                     }
+                    let of = |container: &str| has(&manager, &pod, container);
                     if fresh {
-                        prop_assert_eq!(has(&manager, &pod, "x").len(), app as usize);
-                        prop_assert_eq!(has(&manager, &pod, "i").len(), init as usize);
+                        for (name, number) in ["i", "s", "j", "x", "y"].into_iter().zip(asks) {
+                            prop_assert_eq!(of(name).len(), number as usize);
+                        }
+                    }
+                    // The first init container ends before all others start, and the second one before the last two.
+                    for (one, other) in [("s", "j"), ("s", "x"), ("s", "y"), ("x", "y")] {
+                        let (one, other) = (of(one), of(other));
+                        prop_assert!(!one.iter().any(|id| other.contains(id)), "{:?} and {:?}", one, other);
                     }
                 }
                 Step::End(uid) => { manager.take_back(&format!("u{uid}")); }

@@ -31,7 +31,7 @@ use kubelet_container_manager::checkpoint::devices as file;
 use kubelet_container_manager::devices::manager::{Call, pre_start_failed, stopped};
 use kubelet_container_manager::devices::plugins::{Device, Devices as Told};
 use kubelet_container_manager::devices::{Admission, Capacity, DeviceManager, PluginOptions, Question};
-use kubelet_container_manager::request::{Gates, PodRequest};
+use kubelet_container_manager::request::{ContainerRequest, Gates, PodRequest};
 use kubelet_container_manager::topology::{HintProvider, Refusal};
 use kubelet_edges::csi::{Dial, PluginAddress};
 use kubelet_edges::device_plugin::{DIAL, DevicePlugin};
@@ -510,7 +510,7 @@ impl Devices {
     }
 
     /// Asks plugins for all that a pod was given and has not been allocated.
-    async fn ask(&self, uid: &str, order: &[String]) -> Result<(), String> {
+    async fn ask(&self, uid: &str, order: &[ContainerRequest]) -> Result<(), String> {
         loop {
             let Some(question) = lock(&self.manager).next_question(uid, order)? else { return Ok(()) };
             let plugin = self.serving(&question)?;
@@ -537,7 +537,7 @@ impl Devices {
     }
 
     /// The same, with the checkpoint written before anybody relies on it.
-    async fn settle(&self, uid: &str, order: &[String]) -> Result<(), String> {
+    async fn settle(&self, uid: &str, order: &[ContainerRequest]) -> Result<(), String> {
         let done = match self.ask(uid, order).await {
             Ok(()) => self.write_now().await,
             failed => failed,
@@ -571,7 +571,7 @@ impl Devices {
             // Nothing counts as running: it is about to be made.
             Admission::new(&mut *lock(&self.manager), Box::new(|_: &str| BTreeSet::<String>::new()))
                 .take(uid, wanted, None)?;
-            self.settle(uid, &[name.to_owned()]).await?;
+            self.settle(uid, std::slice::from_ref(wanted)).await?;
         }
         let calls = lock(&self.manager).pre_start(&request, name)?;
         for (resource, generation, devices) in calls {
@@ -646,7 +646,7 @@ impl ResourceManager for Devices {
             return None;
         }
         let me = self.me.upgrade()?;
-        let order: Vec<String> = self.request(pod).containers.into_iter().map(|container| container.name).collect();
+        let order = self.request(pod).containers;
         Some(Box::pin(async move { me.settle(&uid, &order).await.map_err(Refusal::unexpected) }))
     }
 
