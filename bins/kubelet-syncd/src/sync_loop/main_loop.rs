@@ -397,8 +397,7 @@ impl SyncLoop {
         if event.kind == PodLifecycleEventKind::ContainerDied {
             let node = self.node.clone();
             // All of a pod that a worker ends goes at once when it has ended.
-            let everything =
-                self.workers.lifecycle(&uid).is_none() && self.workers.content_should_be_removed(&uid);
+            let everything = self.workers.lifecycle(&uid).is_none() && self.workers.content_should_be_removed(&uid);
             if self.node.volnetd.authority().sources_ready() {
                 tokio::spawn(async move { container_gc::collect_died(&node, &uid, &event.id, everything).await });
             }
