@@ -103,7 +103,7 @@ async fn what_somebody_else_could_steer_is_refused() {
         ("plugins/d", Code::FailedPrecondition, "not a socket"),
         ("plugins/d/none.sock", Code::NotFound, "none.sock"),
         ("plugins/d/file/csi.sock", Code::NotFound, "file"),
-        ("plugins/d/dead.sock", Code::Unavailable, "refused"),
+        ("plugins/d/dead.sock", Code::NotFound, "refused"),
         ("plugins/d/../d/csi.sock", Code::InvalidArgument, "below the root directory"),
         ("pods/u/volumes/kubernetes.io~empty-dir/v/csi.sock", Code::InvalidArgument, "not below its pods"),
         ("", Code::InvalidArgument, "below the root directory"),

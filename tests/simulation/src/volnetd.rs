@@ -160,7 +160,11 @@ impl Model {
     fn plugin_socket(&self, plugin: &api::PluginSocket) -> Result<OwnedFd, Status> {
         if self.world.lock().resources.on && plugin.endpoint == device_plugin::endpoint() {
             let connected = std::os::unix::net::UnixStream::connect(&self.plugin_socket);
-            return connected.map(OwnedFd::from).map_err(|error| Status::unavailable(error.to_string()));
+            return connected.map(OwnedFd::from).map_err(|error| match error.kind() {
+                // As the real one: what a plugin that has ended left is no socket.
+                std::io::ErrorKind::ConnectionRefused => Status::not_found(error.to_string()),
+                _ => Status::unavailable(error.to_string()),
+            });
         }
         let is_known = plugin.registration == REGISTRATION || plugin.endpoint == csi_driver::endpoint();
         if !is_known || self.world.lock().volumes.socket == 0 {

@@ -1,6 +1,7 @@
 //! A device plugin as a client: one connection, kept as long as the plugin lives (upstream `devicemanager/endpoint.go` and
 //! `plugin/v1beta1/client.go`).
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,9 +11,9 @@ use bulkhead_device_plugin::v1beta1::{
     DevicePluginOptions, Empty, ListAndWatchResponse, PreStartContainerRequest, PreferredAllocationRequest,
 };
 use tonic::transport::Channel;
-use tonic::{Code, Request, Response, Status, Streaming};
+use tonic::{Request, Response, Status, Streaming};
 
-use crate::csi::connection::{ANSWER_BYTES_MAX, as_grpc_go, kept};
+use crate::csi::connection::{ANSWER_BYTES_MAX, DIAL_TIMEOUT, as_grpc_go, channel, not_reached};
 use crate::csi::{Dial, PluginAddress};
 
 /// Upstream's bounds: a plugin registers before it listens, at times; and PreStartContainer may reset a device.
@@ -31,6 +32,23 @@ pub struct DevicePlugin {
     client: DevicePluginClient<Channel>,
     /// No call takes longer, whatever its own bound.
     most: Duration,
+}
+
+/// There is no connection to a plugin.
+#[derive(Debug)]
+pub struct Unreached {
+    /// UNAVAILABLE, in gRPC's words.
+    pub status: Status,
+    /// What the try to connect came to: `NotFound` and `ConnectionRefused` say that nobody listens there.
+    pub kind: io::ErrorKind,
+}
+
+/// A connection that is kept, for many calls.
+async fn reach(dial: &Arc<dyn Dial>, address: &PluginAddress) -> Result<Channel, Unreached> {
+    let dialed = tokio::time::timeout(DIAL_TIMEOUT, dial.dial(address)).await;
+    let dialed = dialed.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+    let stream = dialed.map_err(|error| Unreached { status: not_reached(address, &error), kind: error.kind() })?;
+    channel(stream).await.map_err(|status| Unreached { status, kind: io::ErrorKind::ConnectionReset })
 }
 
 fn request<Q>(message: Q, deadline: Duration) -> Request<Q> {
@@ -57,18 +75,16 @@ impl DevicePlugin {
         address: &PluginAddress,
         patience: Duration,
         most: Duration,
-    ) -> Result<Self, Status> {
+    ) -> Result<Self, Unreached> {
         let until = tokio::time::Instant::now() + patience;
         loop {
-            match kept(dial, address).await {
+            match reach(dial, address).await {
                 Ok(channel) => {
                     let client = DevicePluginClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
                     return Ok(DevicePlugin { client, most });
                 }
-                Err(status) if status.code() == Code::Unavailable && tokio::time::Instant::now() + AGAIN < until => {
-                    tokio::time::sleep(AGAIN).await;
-                }
-                Err(status) => return Err(status),
+                Err(_) if tokio::time::Instant::now() + AGAIN < until => tokio::time::sleep(AGAIN).await,
+                Err(unreached) => return Err(unreached),
             }
         }
     }

@@ -41,6 +41,10 @@ pub enum BrokerError {
     PastTheLast { index: u32, count: usize },
     #[error(transparent)]
     Open(#[from] OpenError),
+    /// What a plugin that has ended left of its socket is as good as none: who comes in its place binds anew. A full backlog is another
+    /// matter.
+    #[error(transparent)]
+    NobodyListens(OpenError),
     #[error("failed to open {path}")]
     Kernel { path: PathBuf, source: std::io::Error },
     #[error(transparent)]

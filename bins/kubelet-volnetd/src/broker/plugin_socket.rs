@@ -26,7 +26,10 @@ pub fn connect(node: &Node, socket: &PluginSocket) -> Result<OwnedFd, BrokerErro
     let root_dir = &node.settings.paths.root_dir;
     let root = open::base_dir(root_dir)?;
     let handle = resolve(root, root_dir, &relative)?;
-    Ok(open::connect_to(&handle, &root_dir.join(relative))?)
+    open::connect_to(&handle, &root_dir.join(relative)).map_err(|error| match error.errno() {
+        Some(Errno::CONNREFUSED) => BrokerError::NobodyListens(error),
+        _ => error.into(),
+    })
 }
 
 /// The path below the root directory.

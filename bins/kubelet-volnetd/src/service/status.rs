@@ -311,6 +311,7 @@ fn code_of_broker(error: &BrokerError) -> Code {
         BrokerError::Log(error) => code_of_file(error),
         BrokerError::PastTheLast { .. } => Code::OutOfRange,
         BrokerError::Exists { .. } => Code::AlreadyExists,
+        BrokerError::NobodyListens(_) => Code::NotFound,
         BrokerError::Kubeconfig(KubeconfigError::Open(source)) => code_of_open(source),
         BrokerError::Kubeconfig(KubeconfigError::Read { source, .. }) => code_of_io(source),
         BrokerError::Kubeconfig(

@@ -44,8 +44,8 @@ struct Resource {
     unhealthy: BTreeSet<String>,
     /// It has told its devices, in this life or one before, and its grace is not over since.
     known: bool,
-    /// A plugin has registered it in this life.
-    came: bool,
+    /// Generation of the plugin that has registered it last in this life.
+    came: Option<u64>,
     /// It has been `known`, or its plugin has gone before it told any device: the node shows it.
     shown: bool,
     /// None: its grace is over.
@@ -81,13 +81,24 @@ impl Plugins {
         let generation = self.generations;
         let endpoint = Endpoint { generation, options, listed: false, stopped: None };
         let found = self.resources.entry(resource.to_owned()).or_default();
-        (found.endpoint, found.came) = (Some(endpoint), true);
+        (found.endpoint, found.came) = (Some(endpoint), Some(generation));
         generation
     }
 
-    /// A plugin has registered the resource in this life, whether it is still there or not.
-    pub fn has_come(&self, resource: &str) -> bool {
-        self.resources.get(resource).is_some_and(|found| found.came)
+    /// Generation of the plugin that has registered the resource last in this life, whether it is still there or not.
+    pub fn last(&self, resource: &str) -> Option<u64> {
+        self.resources.get(resource)?.came
+    }
+
+    /// Whether the plugin of a generation has told its devices; None: it may do so yet. One that has gone before, or whose resource
+    /// another one has by now, has not.
+    pub fn has_told(&self, resource: &str, generation: u64) -> Option<bool> {
+        let endpoint = self.resources.get(resource).and_then(|found| found.endpoint);
+        match endpoint.filter(|endpoint| endpoint.generation == generation) {
+            Some(Endpoint { listed: true, .. }) => Some(true),
+            Some(Endpoint { stopped: None, .. }) => None,
+            _ => Some(false),
+        }
     }
 
     fn of_generation(&mut self, resource: &str, generation: u64) -> Option<&mut Resource> {

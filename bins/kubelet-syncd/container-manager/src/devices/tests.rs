@@ -135,10 +135,21 @@ fn a_plugin_goes_and_comes_back() {
     assert_eq!(shown(&mut manager, now + STOP_GRACE + Duration::from_secs(1)), (0, 0), "for good");
     assert_eq!(manager.waits_for(&wants, &ids(&[])), None);
     // It has been here, and need not be looked for; that of a checkpoint has not.
-    assert!(manager.plugins().has_come(R));
+    assert_eq!(manager.plugins().last(R), Some(second));
     let mut plugins = Plugins::default();
     plugins.expect(R, now);
-    assert!(!plugins.has_come(R));
+    assert_eq!(plugins.last(R), None);
+    // It is back with its first list.
+    let third = plugins.connect(R, PluginOptions::default());
+    assert_eq!((plugins.last(R), plugins.has_told(R, third)), (Some(third), None));
+    plugins.disconnect(R, third, now);
+    assert_eq!(plugins.has_told(R, third), Some(false));
+    let fourth = plugins.connect(R, PluginOptions::default());
+    assert_eq!((plugins.has_told(R, third), plugins.has_told(R, fourth)), (Some(false), None));
+    plugins.list(R, fourth, devices(&[("a", true, &[])])).unwrap();
+    assert_eq!(plugins.has_told(R, fourth), Some(true));
+    plugins.disconnect(R, fourth, now);
+    assert_eq!(plugins.has_told(R, fourth), Some(true), "it had");
 }
 
 #[test]

@@ -74,7 +74,8 @@ impl Dial for BrokerDialer {
 fn refused(code: Code) -> io::ErrorKind {
     match code {
         Code::NotFound => io::ErrorKind::NotFound,
-        Code::Unavailable => io::ErrorKind::ConnectionRefused,
+        // A full backlog, or too much to do for the broker.
+        Code::Unavailable => io::ErrorKind::WouldBlock,
         Code::FailedPrecondition | Code::PermissionDenied => io::ErrorKind::PermissionDenied,
         Code::InvalidArgument => io::ErrorKind::InvalidInput,
         _ => io::ErrorKind::Other,
@@ -93,14 +94,6 @@ async fn connect(dial: &Arc<dyn Dial>, address: &PluginAddress) -> Result<UnixSt
         Ok(dialed) => dialed.map_err(|error| not_reached(address, &error)),
         Err(_) => Err(not_reached(address, &io::ErrorKind::TimedOut.into())),
     }
-}
-
-/// A connection that is kept, for many calls.
-///
-/// # Errors
-/// UNAVAILABLE: nobody was reached.
-pub(crate) async fn kept(dial: &Arc<dyn Dial>, address: &PluginAddress) -> Result<Channel, Status> {
-    channel(connect(dial, address).await?).await
 }
 
 /// Makes one call on a connection of its own. `deadline` begins when there is one.

@@ -3,10 +3,12 @@
 //!
 //! | module | decides |
 //! |---|---|
+//! | [`coming_back`] | what becomes of plugins of an earlier start |
 //! | [`metrics`] | nothing: what is counted |
 //! | [`registration`] | nothing: who registers by the socket |
 //! | here | when a pod waits for a plugin, and when the checkpoint is written |
 
+mod coming_back;
 pub mod metrics;
 mod registration;
 #[cfg(test)]
@@ -49,6 +51,7 @@ use tonic::Status;
 use super::news::News;
 use super::resource_manager::ResourceManager;
 use super::state_files::{self, StateFileError};
+use coming_back::{Failure, Next};
 use metrics::DeviceMetrics;
 
 /// A pod waits so long for a plugin that is coming back.
@@ -61,8 +64,8 @@ const SHOWN_EVERY: Duration = Duration::from_secs(5);
 const BACK: Duration = Duration::from_secs(2);
 /// While a plugin is away: whether its grace is over.
 const LOOK: Duration = Duration::from_secs(10);
-/// A plugin of an earlier start that did not answer is connected to again after a pause, twice as long each time: it is found within
-/// about as long again as it was away. One that is gone for good costs a call in ten minutes.
+/// A plugin of an earlier start that is there and did not answer is connected to again after a pause, twice as long each time: it is
+/// found within about as long again as it was away, and one that never answers costs a call in ten minutes.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(10 * 60);
 /// Changes that nobody relies on are gathered for so long before the checkpoint is written.
@@ -140,6 +143,14 @@ pub struct Devices {
     dirty: Notify,
 }
 
+/// A plugin that was not to be had.
+#[derive(Debug)]
+struct Missed {
+    /// In upstream's words.
+    why: String,
+    failure: Failure,
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -215,23 +226,71 @@ impl Devices {
         tokio::join!(shown, self.keep_file());
     }
 
-    /// Connects to a plugin of an earlier start, until it is there or somebody has registered the resource. One that is only stopped,
-    /// or whose way through kubelet-volnetd is closed for a while, does not register again: its socket of registration is the same.
+    /// Connects to a plugin of an earlier start, until it has told its devices, has ended, or somebody has registered its resource or
+    /// its socket. One that is only stopped, or whose way through kubelet-volnetd is closed for a while, does not register again: its
+    /// socket of registration is the same.
     async fn bring_back(&self, resource: &str, endpoint: &str) {
-        let (mut pause, mut patience) = (PAUSE_MIN, DIAL);
-        loop {
+        let (mut pause, mut patience, mut generation) = (PAUSE_MIN, DIAL, None);
+        while !self.is_over(resource, endpoint, generation) {
             let dialed = self.dial(resource, endpoint, patience).await;
-            if lock(&self.manager).plugins().has_come(resource) {
+            if self.is_over(resource, endpoint, generation) {
                 return;
             }
-            match dialed {
-                Ok((plugin, options)) => return self.take(resource, endpoint, true, plugin, options),
-                Err(error) => {
-                    tracing::info!(resource, endpoint, "a plugin of an earlier start has not come back: {error}");
+            let missed = match dialed {
+                Ok((plugin, options)) => {
+                    let taken = self.take(resource, endpoint, true, plugin, options);
+                    if self.has_told(resource, taken).await {
+                        return;
+                    }
+                    generation = Some(taken);
+                    Missed { why: "it has told no devices".to_owned(), failure: Failure::NoList }
                 }
+                Err(missed) => missed,
+            };
+            let next = coming_back::after(missed.failure);
+            let why = missed.why;
+            tracing::info!(resource, endpoint, ?next, "a plugin of an earlier start has not come back: {why}");
+            match next {
+                Next::Again => {}
+                Next::End => return,
+                Next::Forget => return self.forget(resource),
             }
             tokio::time::sleep(pause).await;
             (pause, patience) = (PAUSE_MAX.min(pause * 2), Duration::ZERO);
+        }
+    }
+
+    /// Nobody need look any more for a plugin of an earlier start. `generation`: of the last one that this found.
+    fn is_over(&self, resource: &str, endpoint: &str, generation: Option<u64>) -> bool {
+        if lock(&self.manager).plugins().last(resource) != generation {
+            return true;
+        }
+        let kept = self.store.load();
+        let plugins = lock(&self.plugins);
+        let connected = plugins.iter().map(|(resource, connected)| (resource.as_str(), connected.endpoint.as_str()));
+        coming_back::is_over(resource, endpoint, &kept, connected)
+    }
+
+    /// Waits until a plugin has told its devices. False: it has gone before, or another one has its resource.
+    async fn has_told(&self, resource: &str, generation: u64) -> bool {
+        let mut changed = self.changed.subscribe();
+        loop {
+            changed.borrow_and_update();
+            let told = lock(&self.manager).plugins().has_told(resource, generation);
+            if let Some(told) = told {
+                return told;
+            }
+            if changed.changed().await.is_err() {
+                return false;
+            }
+        }
+    }
+
+    /// The next start does not look for the resource's plugin.
+    fn forget(&self, resource: &str) {
+        let mut endpoints = self.store.load();
+        if endpoints.remove(resource).is_some() {
+            self.store.save(&endpoints);
         }
     }
 
@@ -360,7 +419,7 @@ impl Devices {
     /// # Errors
     /// In upstream's words.
     pub async fn connect(&self, resource: &str, endpoint: &str, by_socket: bool) -> Result<(), String> {
-        let (plugin, options) = self.dial(resource, endpoint, DIAL).await?;
+        let (plugin, options) = self.dial(resource, endpoint, DIAL).await.map_err(|missed| missed.why)?;
         self.take(resource, endpoint, by_socket, plugin, options);
         Ok(())
     }
@@ -371,23 +430,28 @@ impl Devices {
         resource: &str,
         endpoint: &str,
         patience: Duration,
-    ) -> Result<(DevicePlugin, DevicePluginOptions), String> {
+    ) -> Result<(DevicePlugin, DevicePluginOptions), Missed> {
         {
             let manager = lock(&self.manager);
             if manager.plugins().len() >= RESOURCES_MAX && !manager.plugins().contains(resource) {
-                return Err(format!("{RESOURCES_MAX} resources of device plugins are known, no more are taken"));
+                let why = format!("{RESOURCES_MAX} resources of device plugins are known, no more are taken");
+                return Err(Missed { why, failure: Failure::NoPlace });
             }
         }
         let address = PluginAddress::Endpoint(endpoint.to_owned());
-        let plugin = DevicePlugin::connect(&self.dial, &address, patience, self.timeout)
-            .await
-            .map_err(|status| format!("failed to dial device plugin: {}", words(&status)))?;
-        let options = plugin.options().await;
-        let options = options.map_err(|status| format!("failed to get device plugin options: {}", words(&status)))?;
+        let plugin = DevicePlugin::connect(&self.dial, &address, patience, self.timeout).await;
+        let plugin = plugin.map_err(|unreached| Missed {
+            why: format!("failed to dial device plugin: {}", words(&unreached.status)),
+            failure: Failure::Unreached(unreached.kind),
+        })?;
+        let options = plugin.options().await.map_err(|status| Missed {
+            why: format!("failed to get device plugin options: {}", words(&status)),
+            failure: Failure::NoOptions(status.code()),
+        })?;
         Ok((plugin, options))
     }
 
-    /// From here on the resource is the plugin's.
+    /// From here on the resource is the plugin's. Answers its generation.
     fn take(
         &self,
         resource: &str,
@@ -395,7 +459,7 @@ impl Devices {
         by_socket: bool,
         plugin: DevicePlugin,
         options: DevicePluginOptions,
-    ) {
+    ) -> u64 {
         let stop = CancellationToken::new();
         let DevicePluginOptions { pre_start_required, get_preferred_allocation_available } = options;
         let options =
@@ -411,7 +475,7 @@ impl Devices {
         if let Some(before) = lock(&self.plugins).insert(resource.to_owned(), connected) {
             before.stop.cancel();
         }
-        self.save_endpoints();
+        self.save_endpoints(resource);
         tracing::info!(resource, endpoint, "Device plugin connected");
         self.changed.send_replace(());
         if let Some(me) = self.me.upgrade() {
@@ -424,6 +488,7 @@ impl Devices {
                 me.disconnect(&resource, generation);
             });
         }
+        generation
     }
 
     /// Takes in what a plugin tells, until it ends.
@@ -485,17 +550,11 @@ impl Devices {
         }
     }
 
-    /// Those that have gone stay, until another takes their place: this process may have lost them by its own restart.
-    fn save_endpoints(&self) {
-        let mut endpoints = self.store.load();
-        for (resource, connected) in &*lock(&self.plugins) {
-            if connected.by_socket {
-                endpoints.insert(resource.clone(), connected.endpoint.clone());
-            } else {
-                endpoints.remove(resource);
-            }
-        }
-        self.store.save(&endpoints);
+    /// A plugin has come for `newest`.
+    fn save_endpoints(&self, newest: &str) {
+        let plugins = lock(&self.plugins);
+        let connected = plugins.iter().map(|(resource, c)| (resource.as_str(), c.endpoint.as_str(), c.by_socket));
+        self.store.save(&coming_back::kept(self.store.load(), connected, newest));
     }
 
     fn running(&self, uid: &str) -> BTreeSet<String> {

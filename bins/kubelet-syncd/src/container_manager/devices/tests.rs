@@ -14,19 +14,26 @@ use super::*;
 
 const R: &str = "example.com/r";
 
-#[derive(Debug)]
-struct Nothing;
+/// In memory.
+#[derive(Debug, Default, Clone)]
+struct Kept(Arc<Mutex<BTreeMap<String, String>>>);
 
-impl EndpointStore for Nothing {
+impl EndpointStore for Kept {
     fn load(&self) -> BTreeMap<String, String> {
-        BTreeMap::new()
+        lock(&self.0).clone()
     }
 
-    fn save(&self, _: &BTreeMap<String, String>) {}
+    fn save(&self, endpoints: &BTreeMap<String, String>) {
+        lock(&self.0).clone_from(endpoints);
+    }
 }
 
 /// After a start with a checkpoint that names the resource.
 fn started(waits: bool) -> Arc<Devices> {
+    started_with(waits, &Kept::default())
+}
+
+fn started_with(waits: bool, kept: &Kept) -> Arc<Devices> {
     let registered = BTreeMap::from([(R.to_owned(), vec!["a".to_owned()])]);
     let found = file::Devices { pod_device_entries: None, registered_devices: Some(registered) };
     Devices::new(Parts {
@@ -35,7 +42,7 @@ fn started(waits: bool) -> Arc<Devices> {
         broker: BrokerClient::new(Path::new("/nowhere")),
         cache: Arc::default(),
         metrics: DeviceMetrics::register(&Registry::new()).unwrap(),
-        store: Box::new(Nothing),
+        store: Box::new(kept.clone()),
         news: Arc::default(),
         gates: Gates::default(),
         waits,
@@ -122,4 +129,52 @@ async fn the_checkpoint_is_written_once_more_for_a_plugin_that_does_not_come_bac
     devices.look(over);
     assert!(!is_dirty(), "once");
     assert!(devices.until_decidable(&pod("u")).is_none(), "nobody waits for it any more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plugin_that_has_ended_is_forgotten() {
+    let temp = tempfile::tempdir().unwrap();
+    let (none, dead) = (temp.path().join("none.sock"), temp.path().join("dead.sock"));
+    drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
+    let kept = Kept::default();
+    let devices = started_with(true, &kept);
+    for endpoint in [none, dead] {
+        let endpoint = endpoint.display().to_string();
+        kept.save(&BTreeMap::from([(R.to_owned(), endpoint.clone()), ("x/other".to_owned(), "/o.sock".to_owned())]));
+        let began = Instant::now();
+        devices.bring_back(R, &endpoint).await;
+        assert!(began.elapsed() <= DIAL, "{endpoint}: it may be binding, and is waited for once");
+        assert_eq!(kept.load(), BTreeMap::from([("x/other".to_owned(), "/o.sock".to_owned())]), "{endpoint}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plugin_whose_place_another_has_is_not_looked_for() {
+    let kept = Kept::default();
+    let devices = started_with(true, &kept);
+    // Its socket is another resource's by now.
+    kept.save(&BTreeMap::from([("x/other".to_owned(), "/r.sock".to_owned())]));
+    let began = Instant::now();
+    devices.bring_back(R, "/r.sock").await;
+    // Somebody has registered the resource.
+    let both = BTreeMap::from([(R.to_owned(), "/r.sock".to_owned())]);
+    kept.save(&both);
+    lock(&devices.manager).connect(R, PluginOptions::default());
+    devices.bring_back(R, "/r.sock").await;
+    assert_eq!((began.elapsed(), kept.load()), (Duration::ZERO, both));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plugin_is_back_when_it_has_told_its_devices() {
+    let devices = started(true);
+    let told = |generation| {
+        let offered = Offered { id: "a".to_owned(), health: HEALTHY.to_owned(), topology: None };
+        devices.told(R, generation, ListAndWatchResponse { devices: vec![offered] })
+    };
+    let first = lock(&devices.manager).connect(R, PluginOptions::default());
+    let (back, ()) = tokio::join!(devices.has_told(R, first), async { devices.disconnect(R, first) });
+    assert!(!back, "it has said what it can, and no more");
+    let second = lock(&devices.manager).connect(R, PluginOptions::default());
+    let (back, news) = tokio::join!(devices.has_told(R, second), async { told(second) });
+    assert!(back && news);
 }
