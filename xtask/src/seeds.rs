@@ -20,9 +20,10 @@ pub fn run(programs: &Path) -> Result<()> {
     let (from, seeds) = (first(&build::workspace_root()).to_string(), SEEDS.to_string());
     let jobs = std::thread::available_parallelism().map_or(1, usize::from).to_string();
     // A failure may take long to shrink; whoever looks into it does so.
-    let arguments = ["--from", &from, "--seeds", &seeds, "--jobs", &jobs, "--no-shrink"];
-    eprintln!("\n+ simulate {}", arguments.join(" "));
-    let status = Command::new(programs.join("simulate")).args(arguments).status().context("starting the simulation")?;
+    let arguments = ["--from", &from, "--seeds", &seeds, "--jobs", &jobs];
+    eprintln!("\n+ simulate {} --no-shrink", arguments.join(" "));
+    let mut simulate = Command::new(programs.join("simulate"));
+    let status = simulate.args(arguments).arg("--no-shrink").status().context("starting the simulation")?;
     if !status.success() {
         bail!("new seeds of the simulation: {status} (cargo xtask simulate {})", arguments.join(" "));
     }
@@ -32,9 +33,8 @@ pub fn run(programs: &Path) -> Result<()> {
 /// Drawn from what is committed in the folder, whoever owns it.
 fn first(folder: &Path) -> u64 {
     let safe = format!("safe.directory={}", folder.display());
-    let hash = Command::new("git")
+    let hash = git(folder)
         .args(["-c", &safe, "rev-parse", "HEAD^{tree}"])
-        .current_dir(folder)
         .stdin(Stdio::null())
         .output()
         .ok()
@@ -43,6 +43,16 @@ fn first(folder: &Path) -> u64 {
         eprintln!("git knows no tree in {}: the seeds are those from {UNKNOWN} on", folder.display());
         UNKNOWN
     })
+}
+
+/// git in this folder, whatever repository a hook that runs this is about.
+fn git(folder: &Path) -> Command {
+    let mut command = Command::new("git");
+    command.current_dir(folder);
+    for variable in ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"] {
+        command.env_remove(variable);
+    }
+    command
 }
 
 /// The first eight digits.
@@ -64,18 +74,18 @@ mod tests {
     #[test]
     fn each_tree_begins_elsewhere() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(first(folder.path()), UNKNOWN);
-        let git = |arguments: &[&str]| {
+        let run = |arguments: &[&str]| {
             let who = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"];
-            let done = Command::new("git").args(who).args(arguments).current_dir(folder.path()).output().unwrap();
+            let done = git(folder.path()).args(who).args(arguments).output().unwrap();
             assert!(done.status.success(), "{arguments:?}: {done:?}");
         };
-        git(&["init", "--quiet"]);
+        run(&["init", "--quiet"]);
+        assert_eq!(first(folder.path()), UNKNOWN, "nothing is committed");
         let mut seen = vec![UNKNOWN];
         for content in ["a", "b"] {
             std::fs::write(folder.path().join("file"), content).unwrap();
-            git(&["add", "file"]);
-            git(&["commit", "--quiet", "-m", content]);
+            run(&["add", "file"]);
+            run(&["commit", "--quiet", "-m", content]);
             let seed = first(folder.path());
             assert!(!seen.contains(&seed) && seed == first(folder.path()), "{seed} after {seen:?}");
             seen.push(seed);

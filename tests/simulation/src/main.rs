@@ -231,11 +231,13 @@ fn tell(outcome: &Outcome) {
 fn show(program: &Path, failed: &Outcome, matches: &clap::ArgMatches) -> Result<()> {
     let Some(check) = failed.check() else { return Ok(()) };
     println!("\nseed {} fails: {}", failed.seed, failed.broken.first().map_or("", String::as_str));
-    if matches.get_flag("no-shrink") {
-        return Ok(());
-    }
     let only = matches.get_one::<String>("only").and_then(|name| Family::named(name));
-    let (schedule, outcome) = search::shrink(program, &Schedule::of(failed.seed, only), check, None)?;
+    let schedule = Schedule::of(failed.seed, only);
+    if matches.get_flag("no-shrink") {
+        tell(failed);
+        return keep(matches, &format!("seed-{}", failed.seed), check, &schedule);
+    }
+    let (schedule, outcome) = search::shrink(program, &schedule, check, None)?;
     println!("The shortest story in which that happens ({} steps):", schedule.steps.len());
     tell(&outcome);
     keep(matches, &format!("seed-{}", failed.seed), check, &schedule)

@@ -162,7 +162,9 @@ impl Model {
             let connected = std::os::unix::net::UnixStream::connect(&self.plugin_socket);
             return connected.map(OwnedFd::from).map_err(|error| match error.kind() {
                 // As the real one: what a plugin that has ended left is no socket.
-                std::io::ErrorKind::ConnectionRefused => Status::not_found(error.to_string()),
+                std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => {
+                    Status::not_found(error.to_string())
+                }
                 _ => Status::unavailable(error.to_string()),
             });
         }

@@ -301,7 +301,8 @@ fn the_node_takes_what_its_runtime_offers() -> Result<()> {
 fn an_end_is_seen_at_once_by_the_next_process_that_decides() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let mut member = member(&lab, |node| node)?;
-    let waits = json!({"name": "main", "command": ["sh", "-c", "until [ -e /go ]; do sleep 0.05; done"]});
+    // The command that lets it end has ended by then.
+    let waits = json!({"name": "main", "command": ["sh", "-c", "until [ -e /go ]; do sleep 0.05; done; sleep 1"]});
     member.create("ends", &json!({"restartPolicy": "Never", "containers": [waits]}))?;
     member.wait_ready("ends")?;
     member.decide_anew("ends")?;

@@ -238,7 +238,9 @@ impl Life<'_> {
                 Some(pod) => {
                     let before = self.manager.state_to_write();
                     let again = self.manager.admit(&pod, &mut []);
-                    prop_assert!(again.is_ok(), "{again:?}");
+                    // With align-by-socket CPUs may lie on another node of the socket than the memory, and hints for what is there
+                    // do not meet, with upstream neither.
+                    prop_assert!(again.is_ok() || self.setup.has(BY_SOCKET), "{again:?}");
                     prop_assert_eq!(self.manager.state_to_write(), before);
                 }
                 None => {

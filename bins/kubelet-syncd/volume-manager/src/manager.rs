@@ -408,7 +408,9 @@ impl VolumeManager {
             let mut volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
             volumes.any(populator::is_managed)
         };
-        let awaited = pods.filter(|(uid, pod)| !world.desired.pods.contains_key(*uid) && has_volumes(pod));
+        // One that has come before this, but could not read its claims, is waited for as well.
+        let has_said = |uid: &PodUid| world.desired.pods.get(uid).is_some_and(|wanted| wanted.unresolved.is_empty());
+        let awaited = pods.filter(|(uid, pod)| !has_said(uid) && has_volumes(pod));
         let awaited = awaited.map(|(uid, _)| uid.clone()).collect();
         world.populating = Populating::begin(awaited, Instant::now() + POPULATED_WITHIN);
     }

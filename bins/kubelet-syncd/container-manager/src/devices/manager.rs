@@ -269,6 +269,10 @@ impl DeviceManager {
         let Some(mut choice) = self.held.of(uid, container, resource).and_then(|a| a.choice.clone()) else {
             return Ok(());
         };
+        // Somebody has answered since: the question is an earlier life's.
+        if choice.asked {
+            return Ok(());
+        }
         choice.asked = true;
         let open = self.open_from(uid, order, container, resource);
         let devices = self.plan(uid, &open, resource, &choice)?.devices(preferred);
@@ -305,12 +309,17 @@ impl DeviceManager {
         Ok(())
     }
 
-    /// The plugin has given the devices. `response`: its ContainerAllocateResponse as it stands on the wire.
+    /// The plugin has given the devices. `response`: its ContainerAllocateResponse as it stands on the wire. An answer that comes when
+    /// the container has others by now, because the pod went and came again under its uid, counts for nothing.
     pub fn allocated(&mut self, uid: &str, question: &Question, response: Vec<u8>) {
-        let Question { container, resource, .. } = question;
+        let Question { container, resource, call, .. } = question;
         let none = Devices::new();
         let told = self.plugins.told(resource).unwrap_or(&none).clone();
         let Some(allocated) = self.held.of_mut(uid, container, resource) else { return };
+        let is_of_these = |asked: &[String]| allocated.devices.iter().eq(asked);
+        if allocated.choice.is_none() || !matches!(call, Call::Allocate { devices } if is_of_these(devices)) {
+            return;
+        }
         let mut by_node: BTreeMap<i64, Vec<String>> = BTreeMap::new();
         for id in &allocated.devices {
             let nodes = told.get(id).map(|device| device.nodes.as_slice()).unwrap_or_default();

@@ -33,11 +33,12 @@ pub(super) enum Next {
 pub(super) fn after(failure: Failure) -> Next {
     match failure {
         Failure::Unreached(ErrorKind::NotFound | ErrorKind::ConnectionRefused) => Next::Forget,
-        // Not where root's sockets are, or nothing that speaks of devices.
-        Failure::Unreached(ErrorKind::PermissionDenied | ErrorKind::InvalidInput)
-        | Failure::NoOptions(Code::Unimplemented)
-        | Failure::NoPlace => Next::End,
-        // It is stopped, or the way through kubelet-volnetd is closed; what broke off shows at the next try what it was.
+        // Where no socket of a plugin can be, or nothing that speaks of devices.
+        Failure::Unreached(ErrorKind::InvalidInput) | Failure::NoOptions(Code::Unimplemented) | Failure::NoPlace => {
+            Next::End
+        }
+        // It is stopped, the way through kubelet-volnetd is closed, or a folder on the way is not root's alone just then; what broke off
+        // shows at the next try what it was.
         Failure::Unreached(_) | Failure::NoOptions(_) | Failure::NoList => Next::Again,
     }
 }
@@ -92,7 +93,7 @@ mod tests {
             (Failure::Unreached(ErrorKind::WouldBlock), Next::Again),
             (Failure::Unreached(ErrorKind::TimedOut), Next::Again),
             (Failure::Unreached(ErrorKind::Other), Next::Again),
-            (Failure::Unreached(ErrorKind::PermissionDenied), Next::End),
+            (Failure::Unreached(ErrorKind::PermissionDenied), Next::Again),
             (Failure::Unreached(ErrorKind::InvalidInput), Next::End),
             (Failure::NoOptions(Code::DeadlineExceeded), Next::Again),
             (Failure::NoOptions(Code::Unavailable), Next::Again),
