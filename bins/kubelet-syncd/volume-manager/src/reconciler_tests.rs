@@ -280,7 +280,7 @@ fn in_use_is_what_is_wanted_and_what_is_there() {
     world.want("a", "b", true);
     world.want("a", "not", false);
     world.actual.volumes.insert(unique("a"), found(Presence::Uncertain, &[]));
-    let listed = in_use(&world.desired, &world.actual, &world.node);
+    let listed = in_use(&world.desired, &world.actual, &world.node, world.busy.keys());
     assert_eq!(listed, [unique("a").0, unique("b").0]);
 }
 
@@ -300,27 +300,44 @@ fn shows(names: &[&str]) -> NodeVolumes {
 fn what_was_left_out_is_reported_anew_first() {
     let mut world = World::new();
     world.node = shows(&["v"]);
-    world.node.report(&in_use(&world.desired, &world.actual, &world.node), true);
+    world.node.report(&in_use(&world.desired, &world.actual, &world.node, world.busy.keys()), true);
     world.want("a", "v", true);
-    assert_eq!(in_use(&world.desired, &world.actual, &world.node), Vec::<String>::new());
+    assert_eq!(in_use(&world.desired, &world.actual, &world.node, world.busy.keys()), Vec::<String>::new());
     assert_eq!(world.actions(), [], "the Node is about to be written without it");
     world.node = world.node.followed_by(shows(&["v", "other"]));
     assert_eq!(world.actions(), [], "another change says nothing of it");
     world.node = world.node.followed_by(shows(&[]));
-    assert_eq!(in_use(&world.desired, &world.actual, &world.node), [unique("v").0]);
+    assert_eq!(in_use(&world.desired, &world.actual, &world.node, world.busy.keys()), [unique("v").0]);
     world.node = world.node.followed_by(shows(&["v"]));
     assert_eq!(world.actions(), [mount("v", "a")]);
     // What is there is named, whatever was left out before.
     world.node.withdrawn.insert(unique("v").0);
     world.actual.volumes.insert(unique("v"), found(Presence::Uncertain, &[]));
-    assert_eq!(in_use(&world.desired, &world.actual, &world.node), [unique("v").0]);
+    assert_eq!(in_use(&world.desired, &world.actual, &world.node, world.busy.keys()), [unique("v").0]);
+}
+
+/// A mount goes on when its pod has gone, and nothing is there before kubelet-volnetd has taken it up.
+#[test]
+fn what_is_being_mounted_is_not_left_out() {
+    let mut world = World::new();
+    let list = |world: &World| in_use(&world.desired, &world.actual, &world.node, world.busy.keys());
+    world.node = shows(&["v"]);
+    world.want("a", "v", true);
+    assert_eq!(world.actions(), [mount("v", "a")]);
+    world.busy.insert(unique("v"), None);
+    world.busy.insert(unique("nothing to attach"), None);
+    world.desired.pods.clear();
+    assert_eq!(list(&world), [unique("v").0]);
+    world.node.report(&list(&world), true);
+    world.busy.clear();
+    assert_eq!(list(&world), Vec::<String>::new());
 }
 
 /// A life before may have left out what it had taken from the node, and its write may be under way still.
 #[test]
 fn what_a_life_before_may_have_left_out_is_reported_anew_first() {
     let mut world = World::new();
-    let list = |world: &World| in_use(&world.desired, &world.actual, &world.node);
+    let list = |world: &World| in_use(&world.desired, &world.actual, &world.node, world.busy.keys());
     let until = world.now + Duration::from_secs(30);
     world.node.inherit(&world.actual, until);
     world.node = world.node.followed_by(shows(&["v", "there"]));
@@ -351,7 +368,7 @@ fn what_a_life_before_may_have_left_out_is_reported_anew_first() {
 #[test]
 fn what_was_reported_stays_until_it_is_shown() {
     let mut world = World::new();
-    let list = |world: &World| in_use(&world.desired, &world.actual, &world.node);
+    let list = |world: &World| in_use(&world.desired, &world.actual, &world.node, world.busy.keys());
     world.node = shows(&[]);
     world.want("a", "v", true);
     world.node.report(&list(&world), false);
