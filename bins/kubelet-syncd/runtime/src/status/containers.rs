@@ -80,8 +80,10 @@ fn one(inputs: Inputs<'_>, container: &Container) -> ContainerStatus {
     let mut status = match newest {
         Some(instance) => {
             let mut status = convert(inputs, container, instance, old);
-            if let Some(previous) = instances.next() {
-                status.last_state = convert(inputs, container, previous, old).state;
+            // One that was made and never started says nothing of an end that was told before it.
+            let previous = instances.next().and_then(|previous| convert(inputs, container, previous, old).state);
+            if let Some(ended) = previous.filter(|previous| previous.terminated.is_some()) {
+                status.last_state = Some(ended);
             }
             status
         }

@@ -64,6 +64,33 @@ fn an_instance_that_never_started_takes_back_no_later_end() {
     assert!(next.state.unwrap().waiting.is_some() && next.restart_count == 3, "the next one is shown");
 }
 
+/// An instance was made and never started, twice over deaths of the process, and the runtime has lost the one that had run before:
+/// its end was told, and what came after it says nothing of it. Without it the pod would be Pending again.
+#[test]
+fn what_was_made_and_never_started_hides_no_end_that_was_told() {
+    let mut w = world(serde_json::json!({"containers": [{"name": "c", "image": "i"}]}));
+    w.sandbox();
+    w.container("c", RunState::Exited, 137);
+    let ended = w.step();
+    let made = |w: &mut World, restart_count: u32| {
+        w.runtime.containers.insert(0, container_status("c", RunState::Created, 0));
+        w.runtime.containers[0].restart_count = restart_count;
+        w.runtime.containers[0].id = ContainerId::parse(&format!("c-{restart_count}")).unwrap();
+    };
+    w.runtime.containers.clear();
+    made(&mut w, 1);
+    let of_first = w.step();
+    made(&mut w, 2);
+    let of_second = w.step();
+    for status in [&of_first, &of_second] {
+        let shown = &status.container_statuses.as_ref().unwrap()[0];
+        assert!(shown.state.as_ref().unwrap().waiting.is_some());
+        let told = &ended.container_statuses.as_ref().unwrap()[0].state;
+        assert_eq!(shown.last_state, *told);
+        assert_eq!(status.phase.as_deref(), Some("Running"));
+    }
+}
+
 impl World {
     fn step(&mut self) -> PodStatus {
         self.now += 1;
