@@ -68,8 +68,8 @@ pub const MUTANTS: [Mutant; 50] = [
         mistake: "a take-down slot that nobody waits for is not given back",
         only: Some(Family::Many),
         file: "bins/kubelet-syncd/src/take_down/line.rs",
-        from: "self.free += usize::from(next.is_none());",
-        to: "self.free += usize::from(next.is_none() && !MUTANT);",
+        from: "self.held = self.held.saturating_sub(1);\n        self.open_one();",
+        to: "self.held -= usize::from(!MUTANT || !self.nobody_waits());\n        self.open_one();",
     },
     Mutant {
         name: "lost-start",

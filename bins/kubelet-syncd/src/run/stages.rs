@@ -505,7 +505,7 @@ fn runtime_side(
         config,
         connections.state.clone(),
         StartLimiter::new(start_limit::slots(machine.capacity.cpus), HOLD),
-        TakeDowns::new(take_down::slots(machine.capacity.cpus)),
+        TakeDowns::new(take_down::Slots::of(machine.capacity.cpus)),
         pleg,
         start.reporter.clone(),
         keyring,

@@ -21,7 +21,7 @@ use kubelet_runtime::stages;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use self::line::{Line, Place};
+use self::line::{Line, Place, STALLS};
 use self::overdue::Overdue;
 use self::progress::{Stop, needs_slot};
 use crate::start_limit::per_processor;
@@ -31,14 +31,24 @@ use crate::start_limit::per_processor;
 pub const RUNS_ON: Duration = Duration::from_millis(300);
 /// For so long a signal waits for a slot alone, counted from the first one of the pod that was wanted. Pods as many as a node has by
 /// default (110), all of which use their grace periods, are signalled before it on two processors. After it pods are signalled beside
-/// the slots as well, one in each [`RUNS_ON`] for each slot: as many as the slots let through where every pod uses its grace period.
+/// the slots as well, one in each [`RUNS_ON`] for each slot that can be open: as many as these let through where every pod uses its grace period.
 pub const HELD_MAX: Duration = Duration::from_secs(10);
 /// A call that takes longer than this blocks nobody else.
 pub const HOLD: Duration = Duration::from_secs(20);
 
-/// How many pods are taken down at a time on a machine with so many processors: two for each, at least 2, at most 8.
-pub fn slots(cpus: u32) -> usize {
-    per_processor(cpus, 2, 2..=8)
+/// How many pods are taken down at a time on a machine with so many processors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slots {
+    /// After quiet: one for each, at least 2, at most 4. The fewer begin together, the sooner the first is down.
+    pub first: usize,
+    /// Once pods have waited: three for each, at least 3, at most 12. With fewer the processors are not busy all the time.
+    pub most: usize,
+}
+
+impl Slots {
+    pub fn of(cpus: u32) -> Self {
+        Slots { first: per_processor(cpus, 1, 2..=4), most: per_processor(cpus, 3, 3..=12) }
+    }
 }
 
 /// Hands out the slots.
@@ -64,9 +74,12 @@ impl Drop for Slot {
 }
 
 impl TakeDowns {
-    pub fn new(slots: usize) -> Self {
-        let every = RUNS_ON / u32::try_from(slots).unwrap_or(u32::MAX).max(1);
-        TakeDowns { line: Arc::new(Mutex::new(Line::new(slots))), overdue: Arc::new(Overdue::new(every)) }
+    pub fn new(slots: Slots) -> Self {
+        let every = RUNS_ON / u32::try_from(slots.most).unwrap_or(u32::MAX).max(1);
+        TakeDowns {
+            line: Arc::new(Mutex::new(Line::new(slots.first, slots.most))),
+            overdue: Arc::new(Overdue::new(every)),
+        }
     }
 
     fn line(&self) -> MutexGuard<'_, Line<oneshot::Sender<Slot>>> {
@@ -79,13 +92,20 @@ impl TakeDowns {
         self.line().free()
     }
 
+    /// A slot has come back.
     fn hand_on(self) {
-        loop {
-            let Some(next) = self.line().next() else { return };
-            match next.send(Slot { from: Some(self.clone()) }) {
-                Ok(()) => return,
+        let mut line = self.line();
+        line.come_back();
+        self.serve(line);
+    }
+
+    /// Gives free slots to who waits.
+    fn serve(&self, mut line: MutexGuard<'_, Line<oneshot::Sender<Slot>>>) {
+        while let Some(next) = line.next() {
+            if let Err(mut slot) = next.send(Slot { from: Some(self.clone()) }) {
                 // Whoever waited is gone, and the one behind it is next.
-                Err(mut slot) => slot.from = None,
+                slot.from = None;
+                line.undo();
             }
         }
     }
@@ -104,8 +124,22 @@ impl TakeDowns {
             line.wait(place, sender);
             turn
         };
-        // The line is never dropped while somebody waits in it; were it, take-downs would go unbounded rather than stop.
-        stages::waiting(turn).await.unwrap_or(Slot { from: None })
+        stages::waiting(self.served(turn)).await
+    }
+
+    async fn served(&self, mut turn: oneshot::Receiver<Slot>) -> Slot {
+        loop {
+            tokio::select! {
+                biased;
+                // The line is never dropped while somebody waits in it; were it, take-downs would go unbounded rather than stop.
+                slot = &mut turn => return slot.unwrap_or(Slot { from: None }),
+                () = tokio::time::sleep(STALLS) => {
+                    let mut line = self.line();
+                    line.open_if_stalled();
+                    self.serve(line);
+                }
+            }
+        }
     }
 
     /// Waits until a signal that may go out at that time does so without a slot.

@@ -117,14 +117,34 @@ async fn end_all(slots: &TakeDowns, pods: &[Vec<Duration>], hurried: bool) -> Wo
 const TICK: Duration = Duration::from_millis(2);
 const AT_ONCE: Duration = Duration::from_millis(50);
 
+/// So many slots, after quiet as in a crowd.
+fn always(slots: usize) -> TakeDowns {
+    TakeDowns::new(Slots { first: slots, most: slots })
+}
+
 #[test]
-fn two_for_each_processor() {
-    assert_eq!([0, 1, 2, 3, 4, 64].map(slots), [2, 2, 4, 6, 8, 8]);
+fn so_many_for_each_processor() {
+    let slots = [0, 1, 2, 3, 4, 64].map(Slots::of).map(|slots| (slots.first, slots.most));
+    assert_eq!(slots, [(2, 3), (2, 3), (2, 6), (3, 9), (4, 12), (4, 12)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_of_a_crowd_share_the_runtime_with_few() {
+    let slots = TakeDowns::new(Slots { first: 2, most: 6 });
+    for _ in 0..2 {
+        let world = end_all(&slots, &vec![vec![AT_ONCE]; 40], false).await;
+        let seen = world.seen();
+        let order: Vec<usize> = seen.gone.iter().map(|(which, _)| *which).collect();
+        assert_eq!(order, (0..40).collect::<Vec<_>>());
+        let first = seen.gone.first().unwrap().1;
+        let signalled_before = seen.signals.iter().filter(|signal| **signal < first).count();
+        assert_eq!((signalled_before, seen.busiest, slots.free()), (2, 6, 2));
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn pods_go_one_after_the_other_in_order_of_arrival() {
-    let slots = TakeDowns::new(2);
+    let slots = always(2);
     let world = end_all(&slots, &vec![vec![AT_ONCE]; 20], false).await;
     let seen = world.seen();
     let order: Vec<usize> = seen.gone.iter().map(|(which, _)| *which).collect();
@@ -138,7 +158,7 @@ async fn pods_go_one_after_the_other_in_order_of_arrival() {
 
 #[tokio::test(start_paused = true)]
 async fn a_container_that_uses_its_grace_period_holds_nobody_up() {
-    let slots = TakeDowns::new(1);
+    let slots = always(1);
     let pods = vec![vec![Duration::from_secs(30)], vec![AT_ONCE], vec![Duration::from_secs(30)], vec![AT_ONCE]];
     let world = end_all(&slots, &pods, false).await;
     let order: Vec<usize> = world.seen().gone.iter().map(|(which, _)| *which).collect();
@@ -148,7 +168,7 @@ async fn a_container_that_uses_its_grace_period_holds_nobody_up() {
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_is_looked_at_while_it_uses_its_grace_period_and_not_while_the_runtime_clears_it_away() {
-    let (slots, world) = (TakeDowns::new(1), World::default());
+    let (slots, world) = (always(1), World::default());
     let id = ContainerId::parse(&"a".repeat(64)).unwrap();
     let take_down = TakeDown::new(slots, 1, false, Box::new(world.clone()));
     let stop = async {
@@ -165,7 +185,7 @@ async fn a_pod_is_looked_at_while_it_uses_its_grace_period_and_not_while_the_run
 
 #[tokio::test(start_paused = true)]
 async fn a_grace_period_stands_while_a_signal_is_held_back() {
-    let (slots, world) = (TakeDowns::new(1), World::default());
+    let (slots, world) = (always(1), World::default());
     let held = Duration::from_secs(6);
     let id = ContainerId::parse(&"f".repeat(64)).unwrap();
     // It has ended, and the runtime takes long to clear it away.
@@ -192,7 +212,7 @@ async fn a_grace_period_stands_while_a_signal_is_held_back() {
 
 #[tokio::test(start_paused = true)]
 async fn one_that_was_signalled_is_finished_before_others_are_signalled() {
-    let slots = TakeDowns::new(1);
+    let slots = always(1);
     // The first ends while the third has the slot, and others still wait for their signal.
     let mut pods = vec![vec![RUNS_ON + AT_ONCE / 2]];
     pods.extend(vec![vec![Duration::from_millis(200)]; 6]);
@@ -203,7 +223,7 @@ async fn one_that_was_signalled_is_finished_before_others_are_signalled() {
 
 #[tokio::test(start_paused = true)]
 async fn nothing_is_held_back_in_a_hurry() {
-    let slots = TakeDowns::new(1);
+    let slots = always(1);
     let world = end_all(&slots, &vec![vec![Duration::from_secs(1); 2]; 30], true).await;
     assert!(world.seen().signals.iter().all(Duration::is_zero));
     assert_eq!((world.seen().signals.len(), slots.free()), (60, 1));
@@ -211,7 +231,7 @@ async fn nothing_is_held_back_in_a_hurry() {
 
 #[tokio::test(start_paused = true)]
 async fn a_signal_is_held_back_for_a_bounded_time_and_a_hung_call_holds_a_slot_for_one() {
-    let slots = TakeDowns::new(1);
+    let slots = always(1);
     // The runtime hangs on a container that has ended.
     let world = World::default();
     world.now();
@@ -237,7 +257,7 @@ async fn a_signal_is_held_back_for_a_bounded_time_and_a_hung_call_holds_a_slot_f
 
 #[tokio::test(start_paused = true)]
 async fn pods_that_were_held_back_for_long_enough_are_signalled_one_after_the_other() {
-    let slots = TakeDowns::new(2);
+    let slots = always(2);
     let stuck = async {
         let held = [slots.take(), slots.take()];
         tokio::time::sleep(Duration::from_secs(100)).await;
@@ -260,7 +280,7 @@ async fn pods_that_were_held_back_for_long_enough_are_signalled_one_after_the_ot
 
 #[tokio::test(start_paused = true)]
 async fn who_is_cancelled_leaves_the_line() {
-    let slots = TakeDowns::new(1);
+    let slots = always(1);
     let world = World::default();
     let first = end(&world, &slots, 0, &[AT_ONCE], false);
     tokio::pin!(first);
@@ -276,6 +296,23 @@ async fn who_is_cancelled_leaves_the_line() {
     assert_eq!(slots.free(), 1);
 }
 
+#[tokio::test(start_paused = true)]
+async fn calls_that_hang_leave_slots_for_others() {
+    let slots = TakeDowns::new(Slots { first: 2, most: 6 });
+    let world = World::default();
+    world.now();
+    let hung = (0..2).map(|_| slots.stop_sandbox(tokio::time::sleep(Duration::from_secs(100))));
+    let others = async {
+        tokio::task::yield_now().await;
+        let ends = (0..10).map(|which| end(&world, &slots, which, &[AT_ONCE], false));
+        futures_util::future::join_all(ends).await;
+        world.now()
+    };
+    let (_, others) = tokio::join!(futures_util::future::join_all(hung), others);
+    assert!(others > STALLS && others < STALLS + Duration::from_secs(1), "{others:?}");
+    assert_eq!(slots.free(), 2);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
@@ -283,13 +320,15 @@ proptest! {
     /// many where signals were held back for long enough.
     #[test]
     fn all_end_in_bounds(
-        slots in 1..4_usize,
+        first in 1..4_usize,
+        more in 0..3_usize,
         pods in proptest::collection::vec(proptest::collection::vec(0..4_000_u64, 0..4), 1..80),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         let pods: Vec<Vec<Duration>> =
             pods.iter().map(|pod| pod.iter().map(|after| Duration::from_millis(*after)).collect()).collect();
-        let take_downs = TakeDowns::new(slots);
+        let slots = first + more;
+        let take_downs = TakeDowns::new(Slots { first, most: slots });
         let world = runtime.block_on(end_all(&take_downs, &pods, false));
         let seen = world.seen();
         prop_assert_eq!(seen.gone.len(), pods.len());
@@ -297,7 +336,7 @@ proptest! {
         let every = RUNS_ON / u32::try_from(slots).unwrap() + TICK;
         let latest = HELD_MAX + every * u32::try_from(pods.len()).unwrap();
         prop_assert!(seen.signals.iter().all(|signal| *signal <= latest));
-        prop_assert_eq!(take_downs.free(), slots);
+        prop_assert_eq!(take_downs.free(), first);
         let largest = pods.iter().map(Vec::len).max().unwrap_or(0).max(1);
         let beside = usize::from(seen.signals.iter().any(|signal| *signal >= HELD_MAX));
         let most = slots * largest * (1 + beside);
