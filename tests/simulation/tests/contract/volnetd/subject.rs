@@ -231,7 +231,14 @@ impl Subject {
                 volumes.published_at.remove(path);
                 Ok(())
             }
-            Kind::Real { .. } => rustix::mount::unmount(path, UnmountFlags::empty()).context("unmounting"),
+            Kind::Real { .. } => {
+                rustix::mount::unmount(path, UnmountFlags::empty()).context("unmounting")?;
+                // What it has made itself goes with it; where it stages is the kubelet's.
+                if !path.ends_with("/globalmount") {
+                    std::fs::remove_dir(path).context("removing what was mounted over")?;
+                }
+                Ok(())
+            }
         }
     }
 

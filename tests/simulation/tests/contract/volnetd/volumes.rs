@@ -215,7 +215,7 @@ pub async fn intents_outlive_a_life(subject: &Subject) -> Result<()> {
         ensure!(published(subject, pod, handle).await? == Some((true, uncertain)), "{handle}");
         let again = subject.csi().prepare_publish(to_publish(pod, handle)).await?.into_inner();
         ensure!(again.committed_before != uncertain && again.target_path == *target, "{again:?}");
-        // What somebody else has unmounted is not certain.
+        // What the driver has taken back by itself is not certain.
         subject.driver_unmounts(target)?;
         ensure!(published(subject, pod, handle).await? == Some((false, true)), "{handle}");
         subject.csi().end_publish(end_publish(subject, pod, handle).await?).await?;
