@@ -47,6 +47,14 @@ fn pause(milliseconds: u64) -> tokio::time::Sleep {
     tokio::time::sleep(Duration::from_millis(milliseconds))
 }
 
+/// What a request needs.
+fn has_all(texts: &[&str], has_capability: bool) -> Result<(), Status> {
+    if texts.contains(&"") || !has_capability {
+        return Err(Status::invalid_argument("something is missing in the request"));
+    }
+    Ok(())
+}
+
 impl Model {
     fn is_free(&self, handle: &str) -> bool {
         self.busy.lock().unwrap_or_else(PoisonError::into_inner).insert(handle.to_owned())
@@ -176,10 +184,16 @@ impl csi::node_server::Node for Model {
         &self,
         request: Request<csi::NodeStageVolumeRequest>,
     ) -> Answer<csi::NodeStageVolumeResponse> {
-        let csi::NodeStageVolumeRequest { volume_id: handle, staging_target_path: path, .. } = request.into_inner();
+        let asked = request.into_inner();
+        has_all(&[&asked.volume_id, &asked.staging_target_path], asked.volume_capability.is_some())?;
+        let (handle, path) = (asked.volume_id, asked.staging_target_path);
         self.change("NodeStageVolume", handle.clone(), move |world, is_waited_for| {
             if is_waited_for {
                 world.check_stage(&handle, &path);
+            }
+            // As the hostpath driver.
+            if world.volumes.staged_at.iter().any(|(at, of)| *of == handle && *at != path) {
+                return Err(Status::failed_precondition(format!("{handle} is staged at another path")));
             }
             world.volumes.staged_at.insert(path, handle);
             Ok(())
@@ -192,11 +206,19 @@ impl csi::node_server::Node for Model {
         request: Request<csi::NodeUnstageVolumeRequest>,
     ) -> Answer<csi::NodeUnstageVolumeResponse> {
         let csi::NodeUnstageVolumeRequest { volume_id: handle, staging_target_path: path } = request.into_inner();
+        has_all(&[&handle, &path], true)?;
         self.change("NodeUnstageVolume", handle.clone(), move |world, is_waited_for| {
             if is_waited_for {
                 world.check_unstage(&handle);
             }
-            world.volumes.staged_at.remove(&path);
+            // As the hostpath driver.
+            let is_staged = world.volumes.staged_at.get(&path) == Some(&handle);
+            if is_staged && world.volumes.published_at.values().any(|of| *of == handle) {
+                return Err(Status::internal(format!("{handle} is still published")));
+            }
+            if is_staged {
+                world.volumes.staged_at.remove(&path);
+            }
             Ok(())
         })
         .await
@@ -207,6 +229,7 @@ impl csi::node_server::Node for Model {
         request: Request<csi::NodePublishVolumeRequest>,
     ) -> Answer<csi::NodePublishVolumeResponse> {
         let asked = request.into_inner();
+        has_all(&[&asked.volume_id, &asked.target_path], asked.volume_capability.is_some())?;
         let (handle, staging, target) = (asked.volume_id, asked.staging_target_path, asked.target_path);
         self.change("NodePublishVolume", handle.clone(), move |world, is_waited_for| {
             if is_waited_for {
@@ -226,6 +249,7 @@ impl csi::node_server::Node for Model {
         request: Request<csi::NodeUnpublishVolumeRequest>,
     ) -> Answer<csi::NodeUnpublishVolumeResponse> {
         let csi::NodeUnpublishVolumeRequest { volume_id: handle, target_path: target } = request.into_inner();
+        has_all(&[&handle, &target], true)?;
         self.change("NodeUnpublishVolume", handle.clone(), move |world, is_waited_for| {
             if is_waited_for {
                 world.check_unpublish(&handle, &target);

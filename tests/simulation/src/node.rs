@@ -506,6 +506,7 @@ impl Node {
             world: self.world.clone(),
             machine: self.machine.handle().context("no machine")?,
             epoch,
+            guards: Arc::default(),
             manifests: self.folder.join("manifests"),
             state: self.state.clone(),
             runtime_socket: self.config.runtime_socket.clone(),
@@ -635,7 +636,7 @@ impl Node {
                 // Connections that nobody has taken yet end with whoever made them, and who asks now waits for the next life.
             }
             Command::RestartRuntime { .. } => {
-                world.listeners.clear();
+                runtime::goes(&mut world);
                 let _ = std::fs::remove_file(&self.config.runtime_socket);
                 world.tell("runtime", "is away");
             }
@@ -839,21 +840,12 @@ impl Node {
     }
 
     fn sandbox_dies(&self, pick: u64) {
-        let mut world = self.world.lock();
+        let world = self.world.lock();
         let ready: Vec<String> = world.sandboxes.values().filter(|s| s.ready).map(|s| s.id.clone()).collect();
         let place = usize::try_from(pick.checked_rem(ready.len() as u64).unwrap_or(0)).unwrap_or(0);
         let (Some(id), Some(machine)) = (ready.get(place), self.machine.handle()) else { return };
-        if let Some(sandbox) = world.sandboxes.get_mut(id) {
-            sandbox.ready = false;
-        }
-        let inside: Vec<String> =
-            world.containers.values().filter(|c| c.sandbox == *id).map(|c| c.id.clone()).collect();
-        world.tell("runtime", format!("sandbox {id} has died"));
         drop(world);
-        for container in inside {
-            runtime::ended(&self.world, &machine, &container, 255, "Unknown");
-        }
-        runtime::tell_end(&self.world, &machine, id);
+        runtime::sandbox_dies(&self.world, &machine, id);
     }
 }
 

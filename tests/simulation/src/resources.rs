@@ -351,8 +351,8 @@ impl World {
 
     /// A running container is put on other CPUs.
     pub(crate) fn move_container(&mut self, id: &str, cpus: &str) -> Result<(), tonic::Status> {
-        let Some(found) = self.containers.get_mut(id).filter(|c| c.state != State::Exited) else {
-            return Err(tonic::Status::not_found(format!("container {id}: not found, or ended")));
+        let Some(found) = self.containers.get_mut(id) else {
+            return Err(tonic::Status::not_found(format!("container {id}: not found")));
         };
         cpus.clone_into(&mut found.cpus);
         let this = found.clone();

@@ -2,7 +2,7 @@
 //! done without an answer, or interrupted by the death of who asked. What is done is done, whether the caller still waits or not.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bulkhead_cri::v1;
@@ -30,8 +30,15 @@ pub struct Model {
     pub machine: Handle,
 }
 
+/// The service goes, and what it runs runs on. Nobody hears of what happens meanwhile, and how a container ends then stays unknown.
+pub fn goes(world: &mut World) {
+    world.listeners.clear();
+    world.runtime_is_away = true;
+}
+
 /// Serves until it is dropped.
 pub async fn serve(model: Model, listener: std::os::unix::net::UnixListener) {
+    model.world.lock().runtime_is_away = false;
     let Ok(listener) = UnixListener::from_std(listener) else { return };
     let runtime = RuntimeServiceServer::new(model.clone()).max_decoding_message_size(16 << 20);
     let images = ImageServiceServer::new(model);
@@ -66,9 +73,10 @@ pub async fn change<T: Send + 'static>(
     let waited_for = Arc::downgrade(&waits);
     let work = machine.spawn(async move {
         pause(there + late).await;
+        let caller = Caller(waited_for);
         {
             let mut world = shared.lock();
-            world.is_waited_for = waited_for.strong_count() > 0;
+            world.is_waited_for = caller.waits();
             // What nobody waits for when its turn comes is mostly not begun, and now and then all the same.
             if !world.is_waited_for && (peer == Peer::Volnetd || world.dice.percent(70)) {
                 return Err(Status::cancelled("nobody waits for it"));
@@ -95,10 +103,10 @@ pub async fn change<T: Send + 'static>(
             }
             _ => {}
         }
-        let done = act.run(shared.clone()).await;
+        let done = act.run(shared.clone(), caller).await;
         let happened = std::mem::take(&mut shared.lock().happened);
-        for (id, kind) in happened {
-            emit(&shared, &of_machine, &id, kind);
+        for event in happened {
+            emit(&shared, &of_machine, &event);
         }
         {
             let mut world = shared.lock();
@@ -135,6 +143,16 @@ pub fn name_of(peer: Peer) -> &'static str {
     }
 }
 
+/// Who has asked for a change.
+#[derive(Debug)]
+pub struct Caller(Weak<()>);
+
+impl Caller {
+    pub fn waits(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+}
+
 /// What [`change`] does with the world.
 pub trait AsyncFnOnceSend<T>: Send + 'static {
     /// What [`CallFault::AnswerLost`] is to this call where the peer itself does not wait for ever: how long it does, and what it says
@@ -143,7 +161,7 @@ pub trait AsyncFnOnceSend<T>: Send + 'static {
         None
     }
 
-    fn run(self, world: Shared) -> Pin<Box<dyn Future<Output = Result<T, Status>> + Send>>;
+    fn run(self, world: Shared, caller: Caller) -> Pin<Box<dyn Future<Output = Result<T, Status>> + Send>>;
 }
 
 impl<T, F> AsyncFnOnceSend<T> for F
@@ -151,7 +169,7 @@ where
     F: FnOnce(&mut World) -> Result<T, Status> + Send + 'static,
     T: Send + 'static,
 {
-    fn run(self, world: Shared) -> Pin<Box<dyn Future<Output = Result<T, Status>> + Send>> {
+    fn run(self, world: Shared, _: Caller) -> Pin<Box<dyn Future<Output = Result<T, Status>> + Send>> {
         Box::pin(async move { self(&mut world.lock()) })
     }
 }
@@ -173,7 +191,7 @@ impl AsyncFnOnceSend<()> for Pull {
         Some((PULL_PROGRESS_TIMEOUT, Status::cancelled(text)))
     }
 
-    fn run(self, shared: Shared) -> Pin<Box<dyn Future<Output = Result<(), Status>> + Send>> {
+    fn run(self, shared: Shared, _: Caller) -> Pin<Box<dyn Future<Output = Result<(), Status>> + Send>> {
         Box::pin(async move {
             shared.lock().images.insert(self.name);
             Ok(())
@@ -181,7 +199,8 @@ impl AsyncFnOnceSend<()> for Pull {
     }
 }
 
-/// Stops a container: SIGTERM, its own time or the grace period, then the end.
+/// Stops a container: SIGTERM, and SIGKILL where it still runs at the end of the grace period. As with containerd, whoever has asked
+/// must still wait then (`internal/cri/server/container_stop.go` stopContainer): the signal stays sent, but the second one is not.
 struct Stop {
     id: String,
     grace: u64,
@@ -189,14 +208,16 @@ struct Stop {
 }
 
 impl AsyncFnOnceSend<v1::StopContainerResponse> for Stop {
-    fn run(self, shared: Shared) -> Pin<Box<dyn Future<Output = Result<v1::StopContainerResponse, Status>> + Send>> {
+    fn run(
+        self,
+        shared: Shared,
+        caller: Caller,
+    ) -> Pin<Box<dyn Future<Output = Result<v1::StopContainerResponse, Status>> + Send>> {
         Box::pin(async move {
             let Stop { id, grace, machine } = self;
             let heeds = {
                 let mut world = shared.lock();
-                let Some(container) = world.containers.get(&id).cloned() else {
-                    return Err(Status::not_found(format!("container {id}: not found")));
-                };
+                let Some(container) = world.containers.get(&id).cloned() else { return Err(no_container(&id)) };
                 if container.state != State::Running {
                     return Ok(v1::StopContainerResponse {});
                 }
@@ -207,58 +228,112 @@ impl AsyncFnOnceSend<v1::StopContainerResponse> for Stop {
                 }
                 container.behaviour.heeds_term
             };
-            let killed = heeds.is_none_or(|after| after > grace * 1000);
-            pause(if killed { grace * 1000 } else { heeds.unwrap_or(0) }).await;
-            let code = if killed { 137 } else { 143 };
-            ended(&shared, &machine, &id, code, "");
+            if let Some(after) = heeds.filter(|_| grace > 0) {
+                let (shared, of_machine, id) = (shared.clone(), machine.clone(), id.clone());
+                machine.spawn(async move {
+                    pause(after).await;
+                    ended(&shared, &of_machine, &id, 143, "");
+                });
+            }
+            let within = Duration::from_secs(grace);
+            if tokio::time::timeout(within, until_ended(&shared, &id)).await.is_err() {
+                if grace > 0 && !caller.waits() {
+                    return Err(Status::cancelled("nobody waits for it"));
+                }
+                ended(&shared, &machine, &id, 137, "");
+            }
             Ok(v1::StopContainerResponse {})
         })
     }
 }
 
-/// A container ends, and the runtime's listeners hear of it.
-pub fn ended(shared: &Shared, machine: &Handle, id: &str, code: i32, reason: &str) {
-    if shared.lock().exit(id, code, reason) {
-        emit(shared, machine, id, v1::ContainerEventType::ContainerStoppedEvent);
+/// Returns once the container does not run any more.
+async fn until_ended(shared: &Shared, id: &str) {
+    loop {
+        let mut exits = {
+            let world = shared.lock();
+            if world.containers.get(id).is_none_or(|container| container.state != State::Running) {
+                return;
+            }
+            world.exits.subscribe()
+        };
+        // The world, and who tells of exits, outlive whoever waits.
+        if exits.changed().await.is_err() {
+            return;
+        }
     }
 }
 
-/// A sandbox has ended by itself, and the runtime's listeners hear of it.
-pub fn tell_end(shared: &Shared, machine: &Handle, sandbox: &str) {
-    emit(shared, machine, sandbox, v1::ContainerEventType::ContainerStoppedEvent);
+/// A container ends, and the runtime's listeners hear of it.
+pub fn ended(shared: &Shared, machine: &Handle, id: &str, code: i32, reason: &str) {
+    let event = {
+        let mut world = shared.lock();
+        world.exit(id, code, reason).then(|| event(&world, id, v1::ContainerEventType::ContainerStoppedEvent))
+    };
+    if let Some(event) = event {
+        emit(shared, machine, &event);
+    }
+}
+
+/// A sandbox ends by itself, with all that runs in it, and the runtime's listeners hear of it.
+pub fn sandbox_dies(shared: &Shared, machine: &Handle, id: &str) {
+    let inside: Vec<String> = {
+        let mut world = shared.lock();
+        if let Some(sandbox) = world.sandboxes.get_mut(id) {
+            sandbox.ready = false;
+        }
+        world.tell("runtime", format!("sandbox {id} has died"));
+        world.containers.values().filter(|c| c.sandbox == id).map(|c| c.id.clone()).collect()
+    };
+    for container in inside {
+        ended(shared, machine, &container, 255, "");
+    }
+    let told = event(&shared.lock(), id, v1::ContainerEventType::ContainerStoppedEvent);
+    emit(shared, machine, &told);
 }
 
 /// Tells the listeners, as the weather lets them hear it.
-fn emit(shared: &Shared, machine: &Handle, id: &str, kind: v1::ContainerEventType) {
-    let (event, late, twice) = {
-        let world = shared.lock();
+fn emit(shared: &Shared, machine: &Handle, event: &v1::ContainerEventResponse) {
+    let late = {
+        let mut world = shared.lock();
         let now = kernel::now();
         if now < world.weather.lost_until {
             return;
         }
-        let late = if now < world.weather.late_until { world.weather.late_by } else { 0 };
-        (event(&world, id, kind), late, now < world.weather.doubled_until)
-    };
-    let shared = shared.clone();
-    machine.spawn(async move {
-        pause(late).await;
-        let mut world = shared.lock();
-        for _ in 0..if twice { 2 } else { 1 } {
-            world.listeners.retain(|listener| listener.send(Ok(event.clone())).is_ok());
+        let twice = now < world.weather.doubled_until;
+        if now >= world.weather.late_until {
+            return send(&mut world, event, twice);
         }
+        (world.weather.late_by, twice)
+    };
+    let (shared, event) = (shared.clone(), event.clone());
+    machine.spawn(async move {
+        let (late, twice) = late;
+        pause(late).await;
+        send(&mut shared.lock(), &event, twice);
     });
 }
 
+fn send(world: &mut World, event: &v1::ContainerEventResponse, twice: bool) {
+    for _ in 0..if twice { 2 } else { 1 } {
+        world.listeners.retain(|listener| listener.send(Ok(event.clone())).is_ok());
+    }
+}
+
+/// An event of a container or a sandbox that is there. As with containerd it has all containers of the sandbox.
 fn event(world: &World, id: &str, kind: v1::ContainerEventType) -> v1::ContainerEventResponse {
-    let container = world.containers.get(id);
-    let sandbox = container.map_or(id, |container| container.sandbox.as_str());
-    let sandbox = world.sandboxes.get(sandbox).map(sandbox_status);
+    let sandbox = world.containers.get(id).map_or(id, |container| container.sandbox.as_str());
+    event_in(world, id, sandbox, kind)
+}
+
+/// The same of what may be gone.
+fn event_in(world: &World, id: &str, sandbox: &str, kind: v1::ContainerEventType) -> v1::ContainerEventResponse {
     v1::ContainerEventResponse {
         container_id: id.to_owned(),
         container_event_type: kind.into(),
         created_at: World::wall(),
-        pod_sandbox_status: sandbox,
-        containers_statuses: container.map(container_status).into_iter().collect(),
+        pod_sandbox_status: world.sandboxes.get(sandbox).map(sandbox_status),
+        containers_statuses: world.containers.values().filter(|c| c.sandbox == sandbox).map(container_status).collect(),
     }
 }
 
@@ -300,7 +375,7 @@ fn container_status(container: &Container) -> v1::ContainerStatus {
         started_at: container.started,
         finished_at: container.finished,
         exit_code: container.exit_code,
-        image_ref: image.as_ref().map(|image| image.image.clone()).unwrap_or_default(),
+        image_ref: image_ref(container),
         image,
         reason: container.reason.clone(),
         labels: container.config.labels.clone(),
@@ -309,6 +384,11 @@ fn container_status(container: &Container) -> v1::ContainerStatus {
         log_path: log_path(container),
         ..Default::default()
     }
+}
+
+/// As containerd: the id of the image.
+fn image_ref(container: &Container) -> String {
+    container.config.image.as_ref().map(|image| image_id(&image.image)).unwrap_or_default()
 }
 
 fn log_path(container: &Container) -> String {
@@ -357,9 +437,10 @@ impl Model {
 impl World {
     /// Runs a probe's command: whether it passes.
     fn probe(&mut self, id: &str, command: &[String], is_late: bool) -> Result<bool, Status> {
-        let Some(container) = self.containers.get(id).filter(|c| c.state == State::Running).cloned() else {
+        let Some(container) = self.containers.get(id).cloned() else { return Err(no_container(id)) };
+        if container.state != State::Running {
             return Err(Status::unknown(format!("container {id} is not running")));
-        };
+        }
         let shape = self.past.get(container.uid()).and_then(|past| past.shape.clone()).unwrap_or_default();
         let shape = shape.init.into_iter().chain(shape.containers).find(|c| c.name == container.name());
         let probe =
@@ -429,17 +510,24 @@ fn run_pod_sandbox(world: &mut World, config: v1::PodSandboxConfig) -> Result<St
         let pod = world.short(&uid);
         world.breaks("place-is-there", format!("the sandbox of {pod} is made without its cgroup"));
     }
-    world.happened.push((id.clone(), v1::ContainerEventType::ContainerStartedEvent));
+    for kind in [v1::ContainerEventType::ContainerCreatedEvent, v1::ContainerEventType::ContainerStartedEvent] {
+        world.happens(&id, kind);
+    }
     Ok(id)
 }
 
 fn create_container(world: &mut World, request: v1::CreateContainerRequest) -> Result<String, Status> {
     let sandbox = request.pod_sandbox_id;
     let config = request.config.unwrap_or_default();
-    if !world.sandboxes.get(&sandbox).is_some_and(|sandbox| sandbox.ready) {
-        return Err(Status::unknown(format!("sandbox {sandbox} is not running")));
-    }
-    let reserved = world.containers.values().find(|c| c.sandbox == sandbox && c.config.metadata == config.metadata);
+    let Some(found) = world.sandboxes.get(&sandbox) else { return Err(no_sandbox(&sandbox)) };
+    // As containerd 2.x it does not ask whether that is ready; the container then cannot start.
+    // As containerd (`internal/cri/server/helpers.go` makeContainerName): in all sandboxes of the pod.
+    let pod = |sandbox: &Sandbox| sandbox.config.metadata.clone().map(|m| (m.name, m.namespace, m.uid));
+    let of_pod = pod(found);
+    let reserved = world.containers.values().find(|c| {
+        c.config.metadata == config.metadata
+            && world.sandboxes.get(&c.sandbox).is_some_and(|other| pod(other) == of_pod)
+    });
     if let Some(taken) = reserved.map(|c| c.id.clone()) {
         return Err(Status::unknown(format!("failed to reserve container name: it is reserved for {taken:?}")));
     }
@@ -469,7 +557,7 @@ fn create_container(world: &mut World, request: v1::CreateContainerRequest) -> R
         world.past.entry(container.uid().to_owned()).or_default().unsure.insert(container.name().to_owned());
     }
     world.containers.insert(id.clone(), container);
-    world.happened.push((id.clone(), v1::ContainerEventType::ContainerCreatedEvent));
+    world.happens(&id, v1::ContainerEventType::ContainerCreatedEvent);
     Ok(id)
 }
 
@@ -498,12 +586,12 @@ fn start_container(world: &mut World, id: &str) -> Result<Behaviour, Status> {
     if let Some(sandbox) = world.sandboxes.get_mut(&container.sandbox) {
         sandbox.ran.insert(container.name().to_owned());
     }
-    world.happened.push((id.to_owned(), v1::ContainerEventType::ContainerStartedEvent));
+    world.happens(id, v1::ContainerEventType::ContainerStartedEvent);
     Ok(container.behaviour)
 }
 
 fn stop_pod_sandbox(world: &mut World, id: &str) -> Result<(), Status> {
-    let Some(sandbox) = world.sandboxes.get(id).cloned() else { return Ok(()) };
+    let Some(sandbox) = world.sandboxes.get(id).cloned() else { return Err(no_sandbox(id)) };
     let uid = uid_of(&sandbox).to_owned();
     let running: Vec<String> =
         world.running(&uid).filter(|container| container.sandbox == id).map(|container| container.id.clone()).collect();
@@ -513,15 +601,62 @@ fn stop_pod_sandbox(world: &mut World, id: &str) -> Result<(), Status> {
     }
     if let Some(sandbox) = world.sandboxes.get_mut(id) {
         sandbox.ready = false;
+        // Its network is taken down, and the address is free for others.
+        sandbox.ip.clear();
     }
     for container in running {
         world.exit(&container, 137, "");
-        world.happened.push((container, v1::ContainerEventType::ContainerStoppedEvent));
+        world.happens(&container, v1::ContainerEventType::ContainerStoppedEvent);
     }
     if sandbox.ready {
-        world.happened.push((id.to_owned(), v1::ContainerEventType::ContainerStoppedEvent));
+        world.happens(id, v1::ContainerEventType::ContainerStoppedEvent);
     }
     Ok(())
+}
+
+fn remove_pod_sandbox(world: &mut World, id: &str) -> Result<(), Status> {
+    if !world.sandboxes.contains_key(id) {
+        return Ok(());
+    }
+    stop_pod_sandbox(world, id)?;
+    let Some(found) = world.sandboxes.get(id) else { return Ok(()) };
+    let uid = uid_of(found).to_owned();
+    world.count_change(&uid);
+    let inside: Vec<String> = world.containers.values().filter(|c| c.sandbox == id).map(|c| c.id.clone()).collect();
+    for container in inside {
+        world.goes(&container, id);
+    }
+    world.happens(id, v1::ContainerEventType::ContainerDeletedEvent);
+    world.sandboxes.remove(id);
+    Ok(())
+}
+
+fn remove_container(world: &mut World, id: &str) -> Result<(), Status> {
+    let Some(container) = world.containers.get(id).cloned() else { return Ok(()) };
+    let uid = container.uid().to_owned();
+    world.count_change(&uid);
+    if container.state == State::Running {
+        world.check_stop(&uid, &format!("container {}", container.name()));
+        world.exit(id, 137, "");
+        world.happens(id, v1::ContainerEventType::ContainerStoppedEvent);
+    }
+    world.goes(id, &container.sandbox);
+    Ok(())
+}
+
+impl World {
+    /// Something happens to what is there, and is told once the call is done.
+    fn happens(&mut self, id: &str, kind: v1::ContainerEventType) {
+        let event = event(self, id, kind);
+        self.happened.push(event);
+    }
+
+    /// A container is removed.
+    fn goes(&mut self, id: &str, sandbox: &str) {
+        self.containers.remove(id);
+        let event = event_in(self, id, sandbox, v1::ContainerEventType::ContainerDeletedEvent);
+        self.happened.push(event);
+    }
 }
 
 #[tonic::async_trait]
@@ -582,16 +717,7 @@ impl RuntimeService for Model {
     ) -> Answer<v1::RemovePodSandboxResponse> {
         let id = request.into_inner().pod_sandbox_id;
         let (what, sandbox) = (format!("RemovePodSandbox of {id}"), id);
-        let act = move |world: &mut World| {
-            stop_pod_sandbox(world, &sandbox)?;
-            if let Some(found) = world.sandboxes.remove(&sandbox) {
-                world.count_change(uid_of(&found));
-                world.happened.push((sandbox.clone(), v1::ContainerEventType::ContainerDeletedEvent));
-            }
-            world.containers.retain(|_, container| container.sandbox != sandbox);
-            Ok(())
-        };
-        self.change(what, act).await?;
+        self.change(what, move |world| remove_pod_sandbox(world, &sandbox)).await?;
         Ok(Response::new(v1::RemovePodSandboxResponse {}))
     }
 
@@ -623,7 +749,9 @@ impl RuntimeService for Model {
         let filter = request.into_inner().filter.unwrap_or_default();
         self.ask(move |world| {
             let items = world.sandboxes.values().filter(|s| {
-                (filter.id.is_empty() || filter.id == s.id) && selected(&filter.label_selector, &s.config.labels)
+                (filter.id.is_empty() || filter.id == s.id)
+                    && filter.state.is_none_or(|wanted| wanted.state == sandbox_state(s))
+                    && selected(&filter.label_selector, &s.config.labels)
             });
             let item = |s: &Sandbox| v1::PodSandbox {
                 id: s.id.clone(),
@@ -675,19 +803,7 @@ impl RuntimeService for Model {
     ) -> Answer<v1::RemoveContainerResponse> {
         let id = request.into_inner().container_id;
         let (what, removed) = (format!("RemoveContainer {id}"), id);
-        let act = move |world: &mut World| {
-            let Some(container) = world.containers.get(&removed).cloned() else { return Ok(()) };
-            let uid = container.uid().to_owned();
-            world.count_change(&uid);
-            if container.state == State::Running {
-                world.check_stop(&uid, &format!("container {}", container.name()));
-                world.exit(&removed, 137, "");
-            }
-            world.containers.remove(&removed);
-            world.happened.push((removed.clone(), v1::ContainerEventType::ContainerDeletedEvent));
-            Ok(())
-        };
-        self.change(what, act).await?;
+        self.change(what, move |world| remove_container(world, &removed)).await?;
         Ok(Response::new(v1::RemoveContainerResponse {}))
     }
 
@@ -697,6 +813,7 @@ impl RuntimeService for Model {
             let items = world.containers.values().filter(|c| {
                 (filter.id.is_empty() || filter.id == c.id)
                     && (filter.pod_sandbox_id.is_empty() || filter.pod_sandbox_id == c.sandbox)
+                    && filter.state.is_none_or(|wanted| wanted.state == container_state(c))
                     && selected(&filter.label_selector, &c.config.labels)
             });
             let item = |c: &Container| v1::Container {
@@ -704,7 +821,7 @@ impl RuntimeService for Model {
                 pod_sandbox_id: c.sandbox.clone(),
                 metadata: c.config.metadata.clone(),
                 image: c.config.image.clone(),
-                image_ref: c.config.image.as_ref().map(|image| image.image.clone()).unwrap_or_default(),
+                image_ref: image_ref(c),
                 state: container_state(c),
                 created_at: c.created,
                 labels: c.config.labels.clone(),
@@ -768,8 +885,18 @@ impl RuntimeService for Model {
     }
 }
 
+fn image_id(name: &str) -> String {
+    format!("sha256:{name}")
+}
+
+/// What an image is called that is asked for by its name or its id.
+fn image_name(asked: Option<v1::ImageSpec>) -> String {
+    let asked = asked.map(|image| image.image).unwrap_or_default();
+    asked.strip_prefix("sha256:").map_or(asked.clone(), str::to_owned)
+}
+
 fn image(name: &str) -> v1::Image {
-    v1::Image { id: format!("sha256:{name}"), repo_tags: vec![name.to_owned()], size: 1, ..Default::default() }
+    v1::Image { id: image_id(name), repo_tags: vec![name.to_owned()], size: 1, ..Default::default() }
 }
 
 #[tonic::async_trait]
@@ -780,7 +907,7 @@ impl ImageService for Model {
     }
 
     async fn image_status(&self, request: Request<v1::ImageStatusRequest>) -> Answer<v1::ImageStatusResponse> {
-        let name = request.into_inner().image.map(|image| image.image).unwrap_or_default();
+        let name = image_name(request.into_inner().image);
         self.ask(move |world| {
             Ok(v1::ImageStatusResponse {
                 image: world.images.contains(&name).then(|| image(&name)),
@@ -794,7 +921,16 @@ impl ImageService for Model {
         let name = request.into_inner().image.map(|image| image.image).unwrap_or_default();
         let (what, pull) = (format!("PullImage {name}"), Pull { name: name.clone() });
         change(&self.world, &self.machine, Peer::Runtime, what, pull).await?;
-        Ok(Response::new(v1::PullImageResponse { image_ref: format!("sha256:{name}") }))
+        Ok(Response::new(v1::PullImageResponse { image_ref: image_id(&name) }))
+    }
+
+    async fn remove_image(&self, request: Request<v1::RemoveImageRequest>) -> Answer<v1::RemoveImageResponse> {
+        let name = image_name(request.into_inner().image);
+        self.change(format!("RemoveImage {name}"), move |world| {
+            world.images.remove(&name);
+            Ok(v1::RemoveImageResponse {})
+        })
+        .await
     }
 
     async fn image_fs_info(&self, _: Request<v1::ImageFsInfoRequest>) -> Answer<v1::ImageFsInfoResponse> {

@@ -28,6 +28,7 @@ use rustix::fs::{Mode, OFlags};
 use tokio::net::UnixListener;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
+use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::{UnboundedReceiverStream, UnixListenerStream};
 use tonic::{Request, Response, Status};
 
@@ -49,6 +50,7 @@ pub struct Model {
     pub world: Shared,
     pub machine: Handle,
     pub epoch: u64,
+    pub guards: Arc<std::sync::Mutex<Guards>>,
     /// Where manifests and the state folder are, and the runtime's socket.
     pub manifests: PathBuf,
     pub state: Arc<std::sync::Mutex<PathBuf>>,
@@ -61,6 +63,39 @@ pub struct Model {
     pub plugin_socket: PathBuf,
     /// The socket of device plugins' registration. Bound once, as the real one is in one start of the kubelet.
     pub registrar: Arc<OwnedFd>,
+}
+
+/// What it has heard of kubelet-syncd in this life.
+#[derive(Debug, Default)]
+pub struct Guards {
+    /// The epoch, and the newest generation of it.
+    current: Option<(u64, u64)>,
+    retired: BTreeSet<u64>,
+}
+
+impl Guards {
+    /// As the real one (`bins/kubelet-volnetd/src/guard.rs`): what is stale is refused.
+    fn check(&mut self, ours: u64, guard: Option<&DestructiveGuard>) -> Result<(), &'static str> {
+        let Some(guard) = guard else { return Err("no guard") };
+        if guard.volnetd_epoch != ours {
+            return Err("stale epoch");
+        }
+        if guard.syncd_epoch == 0 || self.retired.contains(&guard.syncd_epoch) {
+            return Err("no epoch of kubelet-syncd, or one that has passed");
+        }
+        if !guard.sources_ready {
+            return Err("sources are not ready");
+        }
+        match self.current {
+            Some((epoch, seen)) if epoch == guard.syncd_epoch && guard.generation < seen => {
+                return Err("stale generation");
+            }
+            Some((epoch, _)) if epoch != guard.syncd_epoch => drop(self.retired.insert(epoch)),
+            _ => {}
+        }
+        self.current = Some((guard.syncd_epoch, guard.generation));
+        Ok(())
+    }
 }
 
 /// Serves both sockets until it is dropped.
@@ -133,6 +168,7 @@ impl Model {
             }
             Kind::RuntimeSocket(_) => match std::os::unix::net::UnixStream::connect(&self.runtime_socket) {
                 Ok(stream) => Ok(stream.into()),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Status::not_found(error.to_string())),
                 Err(error) => Err(Status::unavailable(error.to_string())),
             },
             Kind::PluginSocket(plugin) => self.plugin_socket(&plugin),
@@ -176,17 +212,22 @@ impl Model {
         connected.map(OwnedFd::from).map_err(|error| Status::unavailable(error.to_string()))
     }
 
-    /// As the real one: what is stale is refused.
     pub(crate) fn guard(&self, guard: Option<&DestructiveGuard>) -> Result<(), Status> {
-        let Some(guard) = guard else { return Err(Status::invalid_argument("no guard")) };
-        if guard.volnetd_epoch != self.epoch {
-            return Err(Status::failed_precondition("stale epoch"));
-        }
-        if !guard.sources_ready {
-            return Err(Status::failed_precondition("sources are not ready"));
-        }
-        Ok(())
+        let mut guards = self.guards.lock().map_err(|_| Status::internal("poisoned"))?;
+        guards.check(self.epoch, guard).map_err(Status::failed_precondition)
     }
+}
+
+/// As the real one, which makes names of files of it.
+pub(crate) fn is_pod(uid: &str) -> Result<(), Status> {
+    if uid.is_empty() || uid.starts_with('.') || uid.contains('/') {
+        return Err(Status::invalid_argument(format!("{uid:?} is no uid")));
+    }
+    Ok(())
+}
+
+fn not_prepared(uid: &str) -> Status {
+    Status::not_found(format!("pod {uid} is not prepared"))
 }
 
 pub(crate) fn listed<T: Send + 'static>(items: Vec<T>) -> Listed<T> {
@@ -221,11 +262,23 @@ impl Watches for Model {
     async fn watch(&self, request: Request<api::WatchRequest>) -> Answer<Self::WatchStream> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let mut world = self.world.lock();
-        match request.into_inner().kind() {
-            api::WatchKind::Manifests => world.watchers.push(sender),
-            api::WatchKind::Plugins if world.has_driver => world.volumes.watch(sender),
-            _ => return Ok(Response::new(Box::pin(tokio_stream::pending()))),
+        let kind = request.into_inner().kind();
+        if kind == api::WatchKind::Unspecified {
+            return Err(Status::invalid_argument("nothing is to be watched"));
         }
+        if kind == api::WatchKind::Plugins {
+            world.volumes.watch(sender);
+            return Ok(Response::new(Box::pin(UnboundedReceiverStream::new(receiver))));
+        }
+        // Who begins to watch looks at everything.
+        let first = api::WatchEvent { change: api::watch_event::Change::Rescan.into(), ..Default::default() };
+        if kind != api::WatchKind::Manifests {
+            // What else there is does not change.
+            return Ok(Response::new(Box::pin(tokio_stream::once(Ok(first)).chain(tokio_stream::pending()))));
+        }
+        // Its other end is the caller's.
+        let _ = sender.send(Ok(first));
+        world.watchers.push(sender);
         Ok(Response::new(Box::pin(UnboundedReceiverStream::new(receiver))))
     }
 }
@@ -253,6 +306,7 @@ impl Volumes for Model {
 
     async fn prepare_pod(&self, request: Request<api::PreparePodRequest>) -> Answer<api::PreparePodReply> {
         let uid = request.into_inner().pod_uid;
+        is_pod(&uid)?;
         let what = format!("PreparePod {}", self.world.lock().short(&uid));
         self.change(what, move |world| {
             world.folders.insert(uid.clone());
@@ -263,6 +317,7 @@ impl Volumes for Model {
 
     async fn tear_down_pod(&self, request: Request<api::TearDownPodRequest>) -> Answer<api::TearDownPodReply> {
         let request = request.into_inner();
+        is_pod(&request.pod_uid)?;
         self.guard(request.guard.as_ref())?;
         let uid = request.pod_uid;
         let what = format!("TearDownPod {}", self.world.lock().short(&uid));
@@ -295,22 +350,27 @@ impl Volumes for Model {
             .change(format!("Prune but for {} pods", known.len()), move |world| {
                 let gone = |uids: &BTreeSet<String>| uids.difference(&known).cloned().collect::<Vec<_>>();
                 let (folders, cgroups) = (gone(&world.folders), gone(&world.cgroups));
-                let mut kept = Vec::new();
-                for uid in folders {
-                    world.check_removal(&uid, "the folder");
-                    // As the real one: what a driver has published stays, and with it the folder.
-                    if world.volumes.has(&uid) {
-                        let action = "kept".to_owned();
-                        kept.push(api::PruneStep { action, pod_uid: uid, ..Default::default() });
-                        continue;
-                    }
-                    world.folders.remove(&uid);
-                }
+                let step = |action: &str, uid: &str| api::PruneStep {
+                    action: action.to_owned(),
+                    pod_uid: uid.to_owned(),
+                    ..Default::default()
+                };
+                let mut steps = Vec::new();
                 for uid in cgroups {
                     world.check_removal(&uid, "the cgroup");
                     world.cgroups.remove(&uid);
+                    steps.push(step("removed cgroup", &uid));
                 }
-                Ok(kept)
+                for uid in folders {
+                    world.check_removal(&uid, "the folder");
+                    // As the real one: what a driver has published stays, and with it the folder.
+                    let stays = world.volumes.has(&uid);
+                    if !stays {
+                        world.folders.remove(&uid);
+                    }
+                    steps.push(step(if stays { "kept" } else { "removed directory" }, &uid));
+                }
+                Ok(steps)
             })
             .await?;
         Ok(Response::new(listed(steps.into_inner())))
@@ -333,16 +393,27 @@ impl Volumes for Model {
 #[tonic::async_trait]
 impl Files for Model {
     async fn write_etc_hosts(&self, request: Request<api::WriteEtcHostsRequest>) -> Answer<api::HostFileReply> {
-        let host_path = format!("{PODS}/{}/etc-hosts", request.into_inner().pod_uid);
-        Ok(Response::new(api::HostFileReply { host_path }))
+        let uid = request.into_inner().pod_uid;
+        is_pod(&uid)?;
+        if !self.world.lock().folders.contains(&uid) {
+            return Err(not_prepared(&uid));
+        }
+        Ok(Response::new(api::HostFileReply { host_path: format!("{PODS}/{uid}/etc-hosts") }))
     }
 
     async fn create_termination_file(
         &self,
         request: Request<api::CreateTerminationFileRequest>,
     ) -> Answer<api::HostFileReply> {
-        let api::CreateTerminationFileRequest { pod_uid, container } = request.into_inner();
-        Ok(Response::new(api::HostFileReply { host_path: format!("{PODS}/{pod_uid}/containers/{container}/message") }))
+        let api::CreateTerminationFileRequest { pod_uid: uid, container } = request.into_inner();
+        is_pod(&uid)?;
+        let mut world = self.world.lock();
+        if !world.folders.contains(&uid) {
+            return Err(not_prepared(&uid));
+        }
+        // Each container has one of its own.
+        let file = world.next_id("t");
+        Ok(Response::new(api::HostFileReply { host_path: format!("{PODS}/{uid}/containers/{container}/{file}") }))
     }
 
     async fn prepare_log_directory(
@@ -350,7 +421,8 @@ impl Files for Model {
         request: Request<api::PrepareLogDirectoryRequest>,
     ) -> Answer<api::PrepareLogDirectoryReply> {
         let api::PrepareLogDirectoryRequest { pod, container } = request.into_inner();
-        let api::PodLogId { namespace, name, uid } = pod.unwrap_or_default();
+        let api::PodLogId { namespace, name, uid } = pod.ok_or_else(|| Status::invalid_argument("no pod"))?;
+        is_pod(&uid)?;
         self.change(format!("PrepareLogDirectory {name} {container}"), move |world| {
             let pod_log_dir = format!("{POD_LOGS}/{namespace}_{name}_{uid}");
             let highest_index = world.logs.entry(uid).or_default().get(&container).copied();
@@ -411,9 +483,11 @@ impl Cgroups for Model {
         let level = match request.qos() {
             api::Qos::Burstable => "/burstable",
             api::Qos::BestEffort => "/besteffort",
-            api::Qos::Guaranteed | api::Qos::Unspecified => "",
+            api::Qos::Guaranteed => "",
+            api::Qos::Unspecified => return Err(Status::invalid_argument("no QoS class")),
         };
         let uid = request.pod_uid;
+        is_pod(&uid)?;
         let what = format!("EnsurePod {}", self.world.lock().short(&uid));
         self.change(what, move |world| {
             let created = world.cgroups.insert(uid.clone());
@@ -429,6 +503,7 @@ impl Cgroups for Model {
 
     async fn remove_pod(&self, request: Request<api::RemovePodRequest>) -> Answer<api::RemovePodReply> {
         let request = request.into_inner();
+        is_pod(&request.pod_uid)?;
         self.guard(request.guard.as_ref())?;
         let uid = request.pod_uid;
         let what = format!("RemovePod {}", self.world.lock().short(&uid));

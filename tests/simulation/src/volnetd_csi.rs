@@ -15,7 +15,7 @@ fn device(device: Option<api::CsiDevice>) -> Result<api::CsiDevice, Status> {
 }
 
 fn not_prepared(what: &str) -> Status {
-    Status::failed_precondition(format!("{what} is not prepared here"))
+    Status::not_found(format!("{what} is not prepared here"))
 }
 
 fn still_mounted(path: &str) -> Status {
@@ -61,7 +61,7 @@ fn commit_publish(world: &mut World, uid: String, device: &api::CsiDevice) -> Re
     let key = (uid, device.spec_name.clone());
     let published = world.volumes.published.get_mut(&key).ok_or_else(|| not_prepared(&device.spec_name))?;
     if !is_mounted {
-        return Err(Status::failed_precondition(format!("the driver has put nothing at {target}")));
+        return Err(Status::not_found(format!("the driver has put nothing at {target}")));
     }
     published.intended = false;
     Ok(api::CommitPublishReply { host_path: target, takes_no_labels: true })

@@ -13,6 +13,9 @@ use crate::resources::Resources;
 use crate::schedule::{Behaviour, CallFault, Peer, ProbeKind, Shape};
 use crate::volumes::Volumes;
 
+/// How long a start takes to be noted, nanoseconds: of a container that ends sooner the end is before the start.
+const ANSWERING: i64 = 2_000_000;
+
 /// A sandbox of the runtime.
 #[derive(Debug, Clone)]
 pub struct Sandbox {
@@ -184,8 +187,11 @@ pub struct World {
     pub sandboxes: BTreeMap<String, Sandbox>,
     pub containers: BTreeMap<String, Container>,
     pub listeners: Vec<Listener>,
+    pub runtime_is_away: bool,
     /// Events of the runtime that are to be told once the call that made them is done.
-    pub happened: Vec<(String, bulkhead_cri::v1::ContainerEventType)>,
+    pub happened: Vec<bulkhead_cri::v1::ContainerEventResponse>,
+    /// Tells who waits for the end of a container that one has ended.
+    pub exits: tokio::sync::watch::Sender<()>,
     pub watchers: Vec<tokio::sync::mpsc::UnboundedSender<Result<bulkhead_ipc::volnetd::WatchEvent, tonic::Status>>>,
     pub images: BTreeSet<String>,
     /// Folders of pods, by uid.
@@ -248,7 +254,9 @@ impl Shared {
             sandboxes: BTreeMap::new(),
             containers: BTreeMap::new(),
             listeners: Vec::new(),
+            runtime_is_away: false,
             happened: Vec::new(),
+            exits: tokio::sync::watch::Sender::new(()),
             watchers: Vec::new(),
             images: BTreeSet::new(),
             folders: BTreeSet::new(),
@@ -382,10 +390,14 @@ impl World {
     /// A container ends.
     pub fn exit(&mut self, id: &str, code: i32, reason: &str) -> bool {
         let now = World::wall();
+        // As containerd 2.x, which finds out that it has ended, and not how.
+        let (code, reason) = if self.runtime_is_away { (255, "Unknown") } else { (code, reason) };
         let Some(container) = self.containers.get_mut(id).filter(|c| c.state == State::Running) else { return false };
         container.state = State::Exited;
         container.exit_code = code;
-        container.finished = now.max(container.started);
+        // As with containerd: the start is noted when it is answered, the end when it was.
+        let at_once = now.saturating_sub(container.started) < ANSWERING;
+        container.finished = if at_once { container.started - ANSWERING } else { now };
         container.reason = match (reason, code) {
             ("", 0) => "Completed".to_owned(),
             ("", _) => "Error".to_owned(),
@@ -399,6 +411,7 @@ impl World {
         }
         self.past.entry(uid.clone()).or_default().ended.insert(name.clone(), code);
         self.resources_rest(&uid);
+        self.exits.send_replace(());
         self.tell("runtime", format!("container {name} ({id}) of {} ends with {code}", self.short(&uid)));
         true
     }
