@@ -202,6 +202,7 @@ impl AsyncFnOnceSend<v1::StopContainerResponse> for Stop {
                 }
                 let uid = container.uid().to_owned();
                 world.count_change(&uid);
+                world.check_grace(&uid, grace);
                 if !world.may_be_stopped_by_probe(&container) {
                     world.check_stop(&uid, &format!("container {}", container.name()));
                 }
@@ -415,6 +416,7 @@ fn run_pod_sandbox(world: &mut World, config: v1::PodSandboxConfig) -> Result<St
         life: world.life,
     };
     let uid = metadata.uid.clone();
+    world.check_sandbox(&uid);
     world.count_change(&uid);
     let shape = version_of(&sandbox).and_then(|version| {
         world.wanted.values().find(|wanted| wanted.version == version).map(|wanted| wanted.shape.clone())
@@ -436,6 +438,7 @@ fn run_pod_sandbox(world: &mut World, config: v1::PodSandboxConfig) -> Result<St
 fn create_container(world: &mut World, request: v1::CreateContainerRequest) -> Result<String, Status> {
     let sandbox = request.pod_sandbox_id;
     let config = request.config.unwrap_or_default();
+    world.check_image(&config);
     if !world.sandboxes.get(&sandbox).is_some_and(|sandbox| sandbox.ready) {
         return Err(Status::unknown(format!("sandbox {sandbox} is not running")));
     }
@@ -745,6 +748,13 @@ impl RuntimeService for Model {
         })
     }
 
+    async fn list_container_stats(
+        &self,
+        _: Request<v1::ListContainerStatsRequest>,
+    ) -> Answer<v1::ListContainerStatsResponse> {
+        self.ask(|world| Ok(world.container_stats())).await
+    }
+
     async fn update_container_resources(
         &self,
         request: Request<v1::UpdateContainerResourcesRequest>,
@@ -768,14 +778,10 @@ impl RuntimeService for Model {
     }
 }
 
-fn image(name: &str) -> v1::Image {
-    v1::Image { id: format!("sha256:{name}"), repo_tags: vec![name.to_owned()], size: 1, ..Default::default() }
-}
-
 #[tonic::async_trait]
 impl ImageService for Model {
     async fn list_images(&self, _: Request<v1::ListImagesRequest>) -> Answer<v1::ListImagesResponse> {
-        self.ask(|world| Ok(v1::ListImagesResponse { images: world.images.iter().map(|name| image(name)).collect() }))
+        self.ask(|world| Ok(v1::ListImagesResponse { images: world.images.iter().map(|name| world.image(name)).collect() }))
             .await
     }
 
@@ -783,7 +789,7 @@ impl ImageService for Model {
         let name = request.into_inner().image.map(|image| image.image).unwrap_or_default();
         self.ask(move |world| {
             Ok(v1::ImageStatusResponse {
-                image: world.images.contains(&name).then(|| image(&name)),
+                image: world.images.contains(&name).then(|| world.image(&name)),
                 ..Default::default()
             })
         })
@@ -798,6 +804,13 @@ impl ImageService for Model {
     }
 
     async fn image_fs_info(&self, _: Request<v1::ImageFsInfoRequest>) -> Answer<v1::ImageFsInfoResponse> {
-        self.ask(|_| Ok(v1::ImageFsInfoResponse::default())).await
+        self.ask(|world| Ok(world.image_file_systems())).await
+    }
+
+    async fn remove_image(&self, request: Request<v1::RemoveImageRequest>) -> Answer<v1::RemoveImageResponse> {
+        let id = request.into_inner().image.map(|image| image.image).unwrap_or_default();
+        let act = move |world: &mut World| world.remove_image(&id);
+        self.change("RemoveImage".to_owned(), act).await?;
+        Ok(Response::new(v1::RemoveImageResponse {}))
     }
 }
