@@ -245,7 +245,7 @@ impl World {
     pub fn check_stop(&mut self, uid: &str, what: &str) {
         let newest_is_ready = self.newest_sandbox(uid).is_some_and(|sandbox| sandbox.ready);
         let Some((manifest, wanted)) = self.wanted_by(uid) else { return };
-        if wanted.is_edited || self.pressure.is_off(uid) {
+        if wanted.is_edited || self.pressure.is_off(uid) || self.is_kept_out(uid) {
             return;
         }
         let (manifest, shape) = (manifest.clone(), wanted.shape.clone());
@@ -337,7 +337,6 @@ impl World {
             }
             let uid = by_version.get(version).cloned();
             if self.is_off(name) {
-                restless.extend(uid);
                 continue;
             }
             if let Some(uid) = &uid {

@@ -428,8 +428,13 @@ impl Node {
             let looks = self.evictiond.iter().flat_map(|evictiond| evictiond.next(&self.world));
             let back = seats.flat_map(|seat| [seat.back, seat.stopped]);
             let ends = cluster.into_iter().flat_map(|c| c.ends.iter().map(|(at, _)| Some(*at)));
-            let next =
-                back.chain(ends).chain(looks).chain([until, steps, self.stopped_by, self.calm]).flatten().min().unwrap_or(end);
+            let next = back
+                .chain(ends)
+                .chain(looks)
+                .chain([until, steps, self.stopped_by, self.calm])
+                .flatten()
+                .min()
+                .unwrap_or(end);
             if next >= end {
                 kernel::advance(end);
                 self.world.lock().check_end();
@@ -590,9 +595,8 @@ impl Node {
             no_pods: None,
         });
         let process = Process::start(async move || {
-            let others = others
-                .into_iter()
-                .map(|(model, listener, side)| volnetd::serve(model, listener, side, users.clone()));
+            let others =
+                others.into_iter().map(|(model, listener, side)| volnetd::serve(model, listener, side, users.clone()));
             tokio::join!(volnetd::serve(model, listener, side, users.clone()), futures_util::future::join_all(others));
         })?;
         self.volnetd = Seat::taken(process);

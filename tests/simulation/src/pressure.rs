@@ -25,7 +25,7 @@ const LAYER_FIFTHS: u64 = 3;
 const REMEMBERED: Duration = Duration::from_secs(400);
 
 /// What a pod uses, by its schedule. MiB, tasks.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Uses {
     pub memory: u64,
     pub disk: u64,
@@ -61,6 +61,11 @@ impl<T: Copy + PartialEq> Past<T> {
         while self.0.get(1).is_some_and(|(at, _)| *at + REMEMBERED < now) {
             self.0.pop_front();
         }
+    }
+
+    /// It was known already then.
+    pub fn knows(&self, then: Duration) -> bool {
+        self.0.front().is_some_and(|(at, _)| *at <= then)
     }
 
     /// All that was so at some time from then on, with its beginning.
@@ -124,7 +129,7 @@ pub struct Pressure {
     late_by: Duration,
     /// Counts how often connections to kubelet-syncd were broken.
     pub breaks: tokio::sync::watch::Sender<u64>,
-    /// kubelet-evictiond runs.
+    /// kubelet-evictiond runs, and all that it asks has been as it should be for a while.
     pub looks: bool,
     /// When something was last not as it should be.
     pub disturbed: Duration,
@@ -140,6 +145,8 @@ pub struct Pressure {
     pub hard_met: BTreeMap<Signal, Spell>,
     /// As the Node on the API server has them.
     pub told: [bool; 3],
+    /// Of what all of this was made last.
+    made_of: u64,
     /// What of kubelet-syncd's state was read last, to know it again.
     pub read: [Option<(u64, i64, i64)>; 2],
 }
@@ -217,7 +224,8 @@ impl Pressure {
     pub fn relax(&mut self) {
         self.uses.clear();
         self.elsewhere = Uses::default();
-        (self.blind_until, self.late_until) = (Duration::ZERO, Duration::ZERO);
+        let now = kernel::now();
+        (self.blind_until, self.late_until) = (self.blind_until.min(now), self.late_until.min(now));
     }
 
     pub fn blind(&mut self, lasts: Duration) {
@@ -237,6 +245,12 @@ impl Pressure {
         kernel::now() < self.blind_until
     }
 
+    /// Since then something of the machine could not be read, or came late.
+    pub fn was_hard_to_read_since(&self, then: Duration) -> bool {
+        let until = self.blind_until.max(self.late_until);
+        until > Duration::ZERO && until >= then
+    }
+
     pub fn walker_is_late(&self) -> Duration {
         if kernel::now() < self.late_until { self.late_by } else { Duration::ZERO }
     }
@@ -244,8 +258,7 @@ impl Pressure {
     /// MiB that are left, MiB in all, and which one it is, of the file system on which the path lies.
     pub fn file_system(&self, path: &str) -> (u64, u64, u64) {
         let is_images = self.plan.separate_images && path.starts_with(IMAGES);
-        let (signal, all, device) =
-            if is_images { (Signal::Images, IMAGE_DISK, 2) } else { (Signal::Disk, DISK, 1) };
+        let (signal, all, device) = if is_images { (Signal::Images, IMAGE_DISK, 2) } else { (Signal::Disk, DISK, 1) };
         (self.left_now(signal), all, device)
     }
 
@@ -310,9 +323,26 @@ impl World {
         OLD_IMAGES.iter().find(|(old, _)| *old == name).map_or(IMAGE, |(_, size)| *size)
     }
 
+    /// Another number whenever something of it is another thing: it is asked for far more often than anything changes.
+    fn what_pressure_is_made_of(&self) -> u64 {
+        use std::hash::{Hash as _, Hasher as _};
+        let mut all = std::hash::DefaultHasher::new();
+        for container in self.containers.values() {
+            (&container.id, container.state == State::Running).hash(&mut all);
+        }
+        self.images.hash(&mut all);
+        let pressure = &self.pressure;
+        (&pressure.uses, pressure.elsewhere, pressure.is_blind(), pressure.looks).hash(&mut all);
+        all.finish()
+    }
+
     /// After something may have changed: what is used, what is left, and what is told of it.
     pub fn note_pressure(&mut self) {
         if !self.pressure.on {
+            return;
+        }
+        let made_of = self.what_pressure_is_made_of();
+        if std::mem::replace(&mut self.pressure.made_of, made_of) == made_of {
             return;
         }
         let now = kernel::now();
@@ -342,7 +372,8 @@ impl World {
                 continue;
             }
             let pod = pod.get_or_insert_default();
-            (pod.memory, pod.tasks, pod.layers) = (pod.memory + uses.memory, pod.tasks + uses.tasks, pod.layers + layer);
+            (pod.memory, pod.tasks, pod.layers) =
+                (pod.memory + uses.memory, pod.tasks + uses.tasks, pod.layers + layer);
             (all.memory, all.tasks) = (all.memory + uses.memory, all.tasks + uses.tasks);
             let parent = self.sandboxes.get(&container.sandbox).and_then(|s| s.config.linux.as_ref());
             let Some(parent) = parent.map(|linux| cgroups.join(linux.cgroup_parent.trim_start_matches('/'))) else {
@@ -376,11 +407,8 @@ impl World {
         let separate = self.pressure.plan.separate_images;
         let own_images = if separate { 0 } else { layers_of_all + images };
         let disk_left = DISK.saturating_sub(elsewhere.disk + logs_of_all + own_images);
-        let images_left = if separate {
-            IMAGE_DISK.saturating_sub(elsewhere.images + layers_of_all + images)
-        } else {
-            disk_left
-        };
+        let images_left =
+            if separate { IMAGE_DISK.saturating_sub(elsewhere.images + layers_of_all + images) } else { disk_left };
         let left = [
             (Signal::Memory, MEMORY.saturating_sub(memory)),
             (Signal::Disk, disk_left),
@@ -444,7 +472,8 @@ impl World {
     pub fn remove_image(&mut self, id: &str) -> Result<(), Status> {
         let name = id.strip_prefix("sha256:").unwrap_or(id);
         let user = self.containers.values().find(|container| uses_image(container, name));
-        if let Some((user, uid)) = user.filter(|_| self.is_waited_for).map(|c| (c.name().to_owned(), c.uid().to_owned()))
+        if let Some((user, uid)) =
+            user.filter(|_| self.is_waited_for).map(|c| (c.name().to_owned(), c.uid().to_owned()))
         {
             let pod = self.short(&uid);
             self.breaks("image-in-use", format!("image {name} is removed, and {user} of {pod} is made of it"));

@@ -16,8 +16,10 @@ use crate::world::{Told, World};
 const CONDITIONS: [&str; 3] = ["MemoryPressure", "DiskPressure", "PIDPressure"];
 /// Nothing was wrong for so long: then all that was known is young.
 const QUIET: Duration = Duration::from_secs(60);
-/// The last pod is waited for no longer (upstream podCleanupTimeout).
-const WAIT: Duration = Duration::from_secs(30);
+/// The last pod is waited for no longer (upstream podCleanupTimeout), but for what clocks differ by.
+const WAIT: Duration = Duration::from_millis(29_900);
+/// What a container had is free this soon after its end.
+const FREED: Duration = Duration::from_millis(1);
 /// Beginning with SIGTERM a container has at least so many seconds (upstream minimumGracePeriodInSeconds).
 const SHORTEST_GRACE: u64 = 2;
 /// What is to come is there after this time, where nothing is wrong.
@@ -152,7 +154,11 @@ impl World {
             return Some(asks);
         }
         let is_of_api = self.objects.get(uid).is_some_and(|object| !object.is_mirror);
-        self.past.get(uid).filter(|_| is_of_api).and_then(|past| past.shape.as_ref()).map(|s| s.asks.unwrap_or_default())
+        self.past
+            .get(uid)
+            .filter(|_| is_of_api)
+            .and_then(|past| past.shape.as_ref())
+            .map(|s| s.asks.unwrap_or_default())
     }
 
     /// What was known is at most so old.
@@ -185,7 +191,10 @@ impl World {
             "containerfs.available" if self.pressure.plan.separate_images => Signal::Images,
             "containerfs.available" => Signal::Disk,
             "pid.available" => Signal::Tasks,
-            other => return self.breaks("evicted-rightly", format!("{name} is evicted for {other}, which has no threshold")),
+            other => {
+                return self
+                    .breaks("evicted-rightly", format!("{name} is evicted for {other}, which has no threshold"));
+            }
         };
         self.check_one_victim(name, found);
         self.check_threshold(uid, name, found, grace);
@@ -210,18 +219,24 @@ impl World {
         let now = kernel::now();
         let others = self.pressure.evicted.iter().filter(|(_, one)| one.for_threshold);
         let young = others.filter(|(_, one)| one.at + WAIT > now);
-        let Some((other, one)) = young.max_by_key(|(_, one)| one.at).map(|(uid, one)| (uid.clone(), one.clone())) else {
+        let Some((other, one)) = young.max_by_key(|(_, one)| one.at).map(|(uid, one)| (uid.clone(), one.clone()))
+        else {
             return;
         };
         let other = self.wanted_uid(&other).map_or_else(|| self.short(&other), |(name, _)| name);
         let Some(ended) = one.ended else {
-            return self.breaks("one-victim", format!("{name} is evicted while {other}, which was evicted before it, ends"));
+            return self
+                .breaks("one-victim", format!("{name} is evicted while {other}, which was evicted before it, ends"));
         };
         let still = self.pressure.left.get(&signal);
-        let still = still.is_some_and(|past| past.since(ended).any(|(_, left)| self.pressure.is_met(signal, left, true)));
+        let still = still
+            .is_some_and(|past| past.since(ended + FREED).any(|(_, left)| self.pressure.is_met(signal, left, true)));
         if !still {
             let signal = signal.name();
-            self.breaks("fresh-figures", format!("{name} is evicted for {signal}, which has been enough since {other} ended"));
+            self.breaks(
+                "fresh-figures",
+                format!("{name} is evicted for {signal}, which has been enough since {other} ended"),
+            );
         }
     }
 
@@ -255,7 +270,8 @@ impl World {
         let bound = self.pressure.plan.bounds.iter().find(|bound| bound.signal == signal).copied();
         // Where all is on one disk the images' threshold is one of that disk.
         let Some(Bound { hard, soft, reclaim, .. }) = bound else {
-            return self.breaks("evicted-rightly", format!("{name} is evicted for {}, which has no threshold", signal.name()));
+            return self
+                .breaks("evicted-rightly", format!("{name} is evicted for {}, which has no threshold", signal.name()));
         };
         // One that was met stays so until the minimum reclaim is reached.
         let is_hard = hard.is_some_and(|hard| self.was_met(signal, hard + reclaim, 0, then));
@@ -274,30 +290,38 @@ impl World {
     /// Nobody goes first who, by all that was known of both, goes after another one.
     fn check_rank(&mut self, uid: &str, name: &str, signal: Signal, asks: &Asks) {
         let then = kernel::now().saturating_sub(self.age_of_figures(signal));
+        if self.pressure.was_hard_to_read_since(then) {
+            return;
+        }
         let separate = self.pressure.plan.separate_images;
         let parts = |uid: &str| -> Option<Vec<[u64; 2]>> {
-            let past = self.pressure.used.get(uid)?;
+            let past = self.pressure.used.get(uid).filter(|past| past.knows(then))?;
             past.since(then).map(|(_, used)| used.map(|used| part(signal, separate, used))).collect()
         };
         // Of a pod of which nothing ran nothing is known: it goes first.
-        let Some(own) = parts(uid).filter(|own| !own.is_empty()) else { return };
-        let sum = |all: &[[u64; 2]], pick: fn(Option<u64>, u64) -> Option<u64>| {
-            let one = |place: usize| all.iter().filter_map(|parts| parts.get(place)).fold(None, |best, one| pick(best, *one));
-            one(0).unwrap_or(0) + one(1).unwrap_or(0)
+        let Some(own) = parts(uid) else { return };
+        let sum = |all: &[[u64; 2]], pick: fn(u64, u64) -> u64| {
+            let first = all.first().copied().unwrap_or_default();
+            let [one, other] = all.iter().fold(first, |[a, b], [c, d]| [pick(a, *c), pick(b, *d)]);
+            one + other
         };
-        let most = |best: Option<u64>, one: u64| Some(best.map_or(one, |best: u64| best.max(one)));
-        let least = |best: Option<u64>, one: u64| Some(best.map_or(one, |best: u64| best.min(one)));
-        let own = standing(signal, asks, sum(&own, most));
+        // Where something was wrong a part of what is used may not have been known.
+        let is_quiet = self.pressure.is_quiet_for(QUIET);
+        let own = standing(signal, asks, sum(&own, u64::max));
         let better = self.wanted.iter().find_map(|(other, wanted)| {
             let candidate = wanted.uid.as_deref().filter(|other| *other != uid && !self.pressure.is_off(other))?;
             let asks = wanted.shape.asks.filter(|asks| !asks.is_critical())?;
-            let used = parts(candidate).filter(|used| !used.is_empty())?;
-            let theirs = standing(signal, &asks, sum(&used, least));
+            let used = parts(candidate)?;
+            let used = if is_quiet { sum(&used, u64::min) } else { 0 };
+            let theirs = standing(signal, &asks, used);
             theirs.is_before(own).then(|| format!("{other} ({theirs:?})"))
         });
         if let Some(better) = better {
             let signal = signal.name();
-            self.breaks("ranked-first", format!("{name} ({own:?}) is evicted for {signal}, and {better} goes before it"));
+            self.breaks(
+                "ranked-first",
+                format!("{name} ({own:?}) is evicted for {signal}, and {better} goes before it"),
+            );
         }
     }
 
@@ -317,7 +341,7 @@ impl World {
 
     /// Before a container is stopped. `grace`: seconds.
     pub fn check_grace(&mut self, uid: &str, grace: u64) {
-        let Some(evicted) = self.pressure.evicted.get(uid) else { return };
+        let Some(evicted) = self.pressure.evicted.get(uid).filter(|_| self.is_waited_for) else { return };
         let longest = evicted.grace.max(SHORTEST_GRACE);
         // What was under way before may go on.
         if grace > longest && evicted.at + UNDER_WAY < kernel::now() {
@@ -337,7 +361,9 @@ impl World {
             return self.breaks("stays-evicted", format!("a sandbox is made for {pod}, which was evicted"));
         }
         let is_first = self.past.get(uid).is_none_or(|past| past.shape.is_none());
-        let Some((name, asks)) = self.wanted_uid(uid).filter(|(_, asks)| is_first && !asks.is_critical()) else { return };
+        let Some((name, asks)) = self.wanted_uid(uid).filter(|(_, asks)| is_first && !asks.is_critical()) else {
+            return;
+        };
         let came = self.wanted.get(&name).map(|wanted| wanted.since).unwrap_or_default();
         // By the time at which it came it could not be admitted.
         let by = |condition: usize| {
@@ -350,6 +376,13 @@ impl World {
         }
     }
 
+    /// The node's conditions keep it out, as kubelet-syncd has them now.
+    pub(crate) fn is_kept_out(&self, uid: &str) -> bool {
+        let by = |condition: usize| self.pressure.admits_by.get(condition).is_some_and(|spell| spell.since.is_some());
+        let asks = self.wanted_uid(uid).map(|(_, asks)| asks).filter(|asks| !asks.is_critical());
+        asks.is_some_and(|asks| by(1) || by(2) || (by(0) && asks.is_best_effort()))
+    }
+
     /// What is told of a pod: whether it was turned away for the node's conditions, and rightly.
     pub(crate) fn check_turned_away(&mut self, uid: &str, name: &str, told: &Told) {
         let Some(rest) = told.message.strip_prefix("Pod was rejected: The node had condition: [") else { return };
@@ -358,7 +391,8 @@ impl World {
         }
         self.tell("kubelet-syncd", format!("refuses {name}: {}", told.message));
         let now = kernel::now();
-        let named: Vec<usize> = (0..3).filter(|one| CONDITIONS.get(*one).is_some_and(|name| rest.contains(name))).collect();
+        let named: Vec<usize> =
+            (0..3).filter(|one| CONDITIONS.get(*one).is_some_and(|name| rest.contains(name))).collect();
         let Some(asks) = self.asks_of(uid) else {
             if self.objects.get(uid).is_none_or(|object| object.is_mirror) {
                 self.breaks("pressure-admits", format!("{name} is refused, and none of the API server's pods"));
@@ -402,9 +436,14 @@ impl World {
             let transition = Duration::from_secs(self.pressure.plan.transition);
             // What was seen last before a death is written down every ten seconds.
             let slack = Duration::from_secs(if self.pressure.is_quiet_for(IN_TIME) { 2 } else { 25 });
-            let long = spell.since.is_none_or(|since| since + IN_TIME < now || spell.last_long.is_some_and(|last| last > since));
+            let long = spell
+                .since
+                .is_none_or(|since| since + IN_TIME < now || spell.last_long.is_some_and(|last| last > since));
             if !is && long && last.is_some_and(|last| last + transition > now + slack) {
-                let text = format!("{name} is told to be over, and was so {:?} ago", last.map(|last| now.saturating_sub(last)));
+                let text = format!(
+                    "{name} is told to be over, and was so {:?} ago",
+                    last.map(|last| now.saturating_sub(last))
+                );
                 self.breaks("condition-stays", text);
             }
             let ever = spell.since.is_some() || self.was_ever_met(place);
@@ -416,9 +455,8 @@ impl World {
 
     fn was_ever_met(&self, condition: usize) -> bool {
         let of = self.pressure.left.iter().filter(|(signal, _)| condition_of(**signal) == condition);
-        of.into_iter().any(|(signal, past)| {
-            past.since(Duration::ZERO).any(|(_, left)| self.pressure.is_met(*signal, left, true))
-        })
+        of.into_iter()
+            .any(|(signal, past)| past.since(Duration::ZERO).any(|(_, left)| self.pressure.is_met(*signal, left, true)))
     }
 
     /// From time to time: what is to come under pressure does.
@@ -431,7 +469,10 @@ impl World {
         for (place, name) in CONDITIONS.into_iter().enumerate() {
             let is_met = self.pressure.met.get(place).is_some_and(|spell| long(spell.since));
             if is_met && self.pressure.told.get(place) == Some(&false) {
-                self.breaks("condition-told", format!("{name} is not told, and a threshold of it has been met for long"));
+                self.breaks(
+                    "condition-told",
+                    format!("{name} is not told, and a threshold of it has been met for long"),
+                );
             }
         }
         let pressed = self.pressure.hard_met.iter().find(|(_, spell)| long(spell.since)).map(|(signal, _)| *signal);
@@ -442,7 +483,7 @@ impl World {
         }
         let ran = |uid: &str| {
             let past = self.pressure.used.get(uid);
-            past.is_some_and(|past| past.since(then).all(|(at, used)| used.is_some() && at < then + IN_TIME))
+            past.is_some_and(|past| past.knows(then) && past.since(then).all(|(_, used)| used.is_some()))
         };
         let left = self.wanted.iter().find(|(_, wanted)| {
             let may_go = wanted.shape.asks.is_some_and(|asks| !asks.is_critical());

@@ -171,7 +171,7 @@ impl Plan {
         (config.eviction_soft_grace_period, config.eviction_minimum_reclaim) = (grace, reclaim);
         config.eviction_pressure_transition_period = GoDuration::from_secs(i64::try_from(self.transition).unwrap_or(0));
         config.eviction_max_pod_grace_period = i32::try_from(self.max_grace).unwrap_or(0);
-        config.image_minimum_gc_age = GoDuration::from_secs(1);
+        config.image_minimum_gc_age = GoDuration::ZERO;
     }
 }
 

@@ -781,8 +781,10 @@ impl RuntimeService for Model {
 #[tonic::async_trait]
 impl ImageService for Model {
     async fn list_images(&self, _: Request<v1::ListImagesRequest>) -> Answer<v1::ListImagesResponse> {
-        self.ask(|world| Ok(v1::ListImagesResponse { images: world.images.iter().map(|name| world.image(name)).collect() }))
-            .await
+        self.ask(|world| {
+            Ok(v1::ListImagesResponse { images: world.images.iter().map(|name| world.image(name)).collect() })
+        })
+        .await
     }
 
     async fn image_status(&self, request: Request<v1::ImageStatusRequest>) -> Answer<v1::ImageStatusResponse> {

@@ -184,15 +184,8 @@ pub enum Family {
 }
 
 impl Family {
-    pub const ALL: [Family; 7] = [
-        Family::Pods,
-        Family::Api,
-        Family::Probes,
-        Family::Many,
-        Family::Volumes,
-        Family::Resources,
-        Family::Eviction,
-    ];
+    pub const ALL: [Family; 7] =
+        [Family::Pods, Family::Api, Family::Probes, Family::Many, Family::Volumes, Family::Resources, Family::Eviction];
 
     /// Whether the node has an API server.
     pub fn has_api(self) -> bool {

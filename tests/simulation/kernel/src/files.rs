@@ -1,5 +1,5 @@
-//! Files of the machine by which it tells of itself: what a simulated thread, or one that works for it, opens below a folder that was [`replace`]d is another
-//! file, so that a story is the same one on each machine. Other files are the kernel's.
+//! Files of the machine by which it tells of itself: what a simulated thread, or one that works for it, opens below a folder that was
+//! [`replace`]d is another file, so that a story is the same one on each machine. Other files are the kernel's.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint};
 use std::os::unix::ffi::OsStrExt as _;

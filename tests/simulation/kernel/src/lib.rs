@@ -153,7 +153,8 @@ fn virtual_time(clock: libc::clockid_t) -> Option<i64> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clock_gettime(clock: libc::clockid_t, time: *mut libc::timespec) -> c_int {
     // What such a thread waits for (tokio's for more work) is over by the kernel's clock.
-    let is_by_kernel = matches!(clock, libc::CLOCK_MONOTONIC | libc::CLOCK_MONOTONIC_COARSE | libc::CLOCK_MONOTONIC_RAW);
+    let is_by_kernel =
+        matches!(clock, libc::CLOCK_MONOTONIC | libc::CLOCK_MONOTONIC_COARSE | libc::CLOCK_MONOTONIC_RAW);
     if (is_simulated() || follows() && !is_by_kernel)
         && let Some(nanoseconds) = virtual_time(clock)
     {

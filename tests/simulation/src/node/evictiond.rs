@@ -25,6 +25,8 @@ use crate::{relay, walker};
 
 /// The user that kubelet-evictiond is to kubelet-syncd. No process has it.
 pub(super) const EVICTIOND: u32 = u32::MAX - 2;
+/// So long after something was wrong kubelet-evictiond has what it asks for.
+const SETTLED: Duration = Duration::from_secs(15);
 /// When checks that speak of time are looked at again.
 const LOOK: Duration = Duration::from_secs(5);
 
@@ -145,10 +147,10 @@ impl Node {
         let seats = [&self.syncd, &self.runtime, &self.volnetd, &evictiond.seat];
         let is_disturbed = seats.iter().any(|seat| seat.process.is_none() || seat.stopped.is_some());
         let mut world = self.world.lock();
-        world.pressure.looks = looks;
         if is_disturbed || world.pressure.is_blind() || world.pressure.walker_is_late() > Duration::ZERO {
             world.pressure.disturb();
         }
+        world.pressure.looks = looks && world.pressure.is_quiet_for(SETTLED);
         world.note_pressure();
         if evictiond.next_look <= kernel::now() {
             evictiond.next_look = kernel::now() + LOOK;
