@@ -45,6 +45,7 @@ fn object_of(pod: &Value) -> Object {
         version: annotation("simulation/version").and_then(|version| version.parse().ok()),
         is_mirror: annotation("kubernetes.io/config.mirror").is_some(),
         phase: text(&status["phase"]),
+        reason: text(&status["reason"]),
         start_time: text(&status["startTime"]),
         has_foreign: conditions.into_iter().any(|condition| condition["type"] == FOREIGN),
         is_deleting: metadata["deletionTimestamp"].is_string(),
@@ -130,6 +131,9 @@ impl World {
         let name = &now.name;
         if is_over(&before.phase) && before.phase != now.phase {
             self.breaks("terminal-stays", format!("{name} was {} and is {:?}", before.phase, now.phase));
+        }
+        if before.reason == "Evicted" && now.reason != before.reason {
+            self.breaks("stays-evicted", format!("{name} was evicted, and is {:?} now", now.reason));
         }
         // In a new sandbox init containers run anew, and meanwhile the pod is Pending, as with upstream (getPhase).
         let is_first = self.newest_sandbox(uid).is_none_or(|sandbox| attempt_of(sandbox) == 0);

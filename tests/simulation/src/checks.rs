@@ -9,7 +9,7 @@ use crate::schedule::{CALM, ContainerShape, ProbeKind, SETTLING, Shape};
 use crate::world::{Container, State, Told, World, uid_of, version_of};
 
 /// Names of all checks, for the documentation and the mutants.
-pub const NAMES: [&str; 50] = [
+pub const NAMES: [&str; 63] = [
     "one-instance",
     "one-pod-a-name",
     "wanted-runs-on",
@@ -58,6 +58,19 @@ pub const NAMES: [&str; 50] = [
     "can-be-had",
     "held-by-the-living",
     "on-its-cpus",
+    "evicted-rightly",
+    "never-critical",
+    "one-victim",
+    "fresh-figures",
+    "ranked-first",
+    "short-grace",
+    "stays-evicted",
+    "images-first",
+    "image-in-use",
+    "condition-told",
+    "condition-stays",
+    "pressure-admits",
+    "pressure-acts",
     "no-panic",
     "no-end",
 ];
@@ -232,7 +245,7 @@ impl World {
     pub fn check_stop(&mut self, uid: &str, what: &str) {
         let newest_is_ready = self.newest_sandbox(uid).is_some_and(|sandbox| sandbox.ready);
         let Some((manifest, wanted)) = self.wanted_by(uid) else { return };
-        if wanted.is_edited {
+        if wanted.is_edited || self.pressure.is_off(uid) || self.is_kept_out(uid) {
             return;
         }
         let (manifest, shape) = (manifest.clone(), wanted.shape.clone());
@@ -282,13 +295,17 @@ impl World {
         if before.phase != now.phase {
             self.check_refusal(name, &now);
         }
+        self.check_turned_away(uid, name, &now);
         self.told.insert(uid.to_owned(), now);
         self.shown.insert(uid.to_owned());
     }
 
     /// Once each container that nobody wants has had its grace period.
     pub fn check_stopped(&mut self) {
-        let late = self.containers.values().find(|c| c.state == State::Running && self.wanted_by(c.uid()).is_none());
+        let late = self.containers.values().find(|c| {
+            let is_wanted = self.wanted_by(c.uid()).is_some() && !self.pressure.is_off(c.uid());
+            c.state == State::Running && !is_wanted
+        });
         if let Some((name, uid)) = late.map(|c| (c.name().to_owned(), c.uid().to_owned())) {
             let pod = self.short(&uid);
             self.breaks("stopped-in-time", format!("{name} of {pod} still runs, and nobody wants it"));
@@ -319,6 +336,9 @@ impl World {
                 continue;
             }
             let uid = by_version.get(version).cloned();
+            if self.is_off(name) {
+                continue;
+            }
             if let Some(uid) = &uid {
                 self.check_probes(name, uid, shape);
             }
@@ -356,6 +376,15 @@ impl World {
         if self.resources.on {
             self.check_resources_end();
         }
+        if self.pressure.on {
+            self.check_pressure_end();
+        }
+    }
+
+    /// The pod is wanted, and the node has put it off.
+    fn is_off(&self, name: &str) -> bool {
+        let uid = self.wanted.get(name).and_then(|wanted| wanted.uid.as_deref());
+        uid.is_some_and(|uid| self.pressure.is_off(uid))
     }
 
     /// Nothing is left of pods that nobody wants.
@@ -370,6 +399,9 @@ impl World {
         let is_wanted = |told: &Told| wanted.iter().any(|(_, version, _)| told.version == Some(*version));
         let refused = self.told.iter().filter(|(_, told)| told.is_refused() && is_wanted(told));
         keep.extend(refused.map(|(uid, _)| uid.clone()));
+        // Of pods that were evicted what is left goes when it has to.
+        let off = self.wanted.values().filter_map(|wanted| wanted.uid.clone()).filter(|uid| self.pressure.is_off(uid));
+        keep.extend(off);
         let left = |uid: &str| !keep.iter().any(|kept| kept == uid);
         let mut found = Vec::new();
         found.extend(self.sandboxes.values().filter(|s| left(uid_of(s))).map(|s| format!("sandbox {}", s.id)));

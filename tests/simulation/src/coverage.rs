@@ -34,7 +34,7 @@ pub struct Coverage {
     /// Requests about pods, each with its answer's code.
     #[serde(default)]
     requests: BTreeMap<String, u64>,
-    /// Changes asked of the CSI driver or of the device plugin, each with what came of it.
+    /// Changes asked of the CSI driver or of the device plugin, each with what came of it; evictions, and conditions of the node.
     #[serde(default)]
     calls: BTreeMap<String, u64>,
 }
@@ -108,7 +108,7 @@ impl Coverage {
         text.push_str(&format!("\nphases told: {}\n", list(&self.phases)));
         text.push_str(&format!("what was done: {}\n", list(&self.deeds)));
         if !self.calls.is_empty() {
-            text.push_str(&format!("calls of driver and plugin: {}\n", list(&self.calls)));
+            text.push_str(&format!("calls of driver and plugin, evictions and conditions: {}\n", list(&self.calls)));
         }
         if !self.requests.is_empty() {
             text.push_str(&format!("requests about pods: {}\n", list(&self.requests)));

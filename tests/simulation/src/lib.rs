@@ -1,6 +1,6 @@
 //! A node on virtual time in one thread, driven by a seed (decision 88, [docs/simulation.md](../../../docs/simulation.md)).
 //!
-//! kubelet-syncd and kubelet-statusd run whole and unchanged, from `run` on, between models of their peers, over the sockets that they
+//! kubelet-syncd, kubelet-statusd and kubelet-evictiond run whole and unchanged, from `run` on, between models of their peers, over the sockets that they
 //! have on a node.
 //!
 //! | module | what it is |
@@ -14,6 +14,8 @@
 //! | [`device_plugin`] | the same of a device plugin |
 //! | [`resources`], [`resources_schedule`] | devices and CPUs of containers' own: what is true and must hold; workload and faults |
 //! | [`volumes`], [`volumes_schedule`] | volumes of claims: what is true and must hold; workload and faults |
+//! | [`pressure`], [`pressure_checks`], [`pressure_schedule`] | what the node is short of: what is true; what must hold; workload and faults |
+//! | [`walker`], [`relay`] | what kubelet-evictiond asks: a model of kubelet-walker; the way to kubelet-syncd |
 //! | [`observer`] | who listens to what is told |
 //! | [`process`] | a process that gets turns |
 //! | [`node`] | the processes together, and time |
@@ -33,7 +35,11 @@ pub mod mutants;
 pub mod node;
 pub mod observer;
 pub mod outcome;
+pub mod pressure;
+pub mod pressure_checks;
+pub mod pressure_schedule;
 pub mod process;
+pub mod relay;
 pub mod resources;
 pub mod resources_schedule;
 pub mod runtime;
@@ -43,4 +49,5 @@ pub mod volnetd;
 pub mod volnetd_csi;
 pub mod volumes;
 pub mod volumes_schedule;
+pub mod walker;
 pub mod world;

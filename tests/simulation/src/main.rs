@@ -29,7 +29,7 @@ fn command_line() -> clap::Command {
         Arg::new(name).long(name).value_name(value).value_parser(value_parser!(u64)).help(help)
     };
     clap::Command::new("cargo xtask simulate")
-        .about("Runs the real kubelet-syncd and kubelet-statusd between models of their peers on virtual time, driven by seeds (docs/simulation.md)")
+        .about("Runs the real kubelet-syncd, kubelet-statusd and kubelet-evictiond between models of their peers on virtual time, driven by seeds (docs/simulation.md)")
         .arg(number("seeds", "N", "So many seeds, from --from on").default_value("100"))
         .arg(number("from", "S", "The first seed").default_value("1"))
         .arg(number("seed", "S", "This seed alone, with its whole story"))

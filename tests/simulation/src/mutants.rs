@@ -29,7 +29,7 @@ pub struct Mutant {
 }
 
 /// All of them, in the order of a pod's life.
-pub const MUTANTS: [Mutant; 50] = [
+pub const MUTANTS: [Mutant; 62] = [
     Mutant {
         name: "takes-over",
         mistake: "after a restart an edited manifest takes over the pod from before the edit, which still ends (as it was until this found it)",
@@ -435,6 +435,103 @@ pub const MUTANTS: [Mutant; 50] = [
         file: "bins/kubelet-syncd/src/sync_loop/cpu_sets.rs",
         from: "let plan = node.container_manager.plan(&running);",
         to: "let plan = if MUTANT { Vec::new() } else { node.container_manager.plan(&running) };",
+    },
+    Mutant {
+        name: "rank-by-use",
+        mistake: "who uses most of memory or a disk is evicted, whatever its priority",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-evictiond/src/eviction/rank.rs",
+        from: "by_request.then(a.pod.priority.cmp(&b.pod.priority)).then(by_excess)",
+        to: "if MUTANT { return by_request.then(by_excess); }\n        \
+             by_request.then(a.pod.priority.cmp(&b.pod.priority)).then(by_excess)",
+    },
+    Mutant {
+        name: "old-figures",
+        mistake: "what was read before a pod was evicted is acted on once more",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-evictiond/src/eviction/judge.rs",
+        from: "    ledger.read_before_ms = milliseconds(now);",
+        to: "    if !MUTANT { ledger.read_before_ms = milliseconds(now); }",
+    },
+    Mutant {
+        name: "not-in-flight",
+        mistake: "after a restart nobody knows of the eviction that is under way",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-syncd/src/evictions/book.rs",
+        from: "let is_this_boot = eviction.boot_id == now.boot_id;",
+        to: "let is_this_boot = eviction.boot_id == now.boot_id && !MUTANT;",
+    },
+    Mutant {
+        name: "soft-at-once",
+        mistake: "a soft threshold's grace period is not waited for",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-evictiond/src/eviction/judge.rs",
+        from: "now_ms.saturating_sub(first) >= milliseconds(threshold.grace_period)",
+        to: "MUTANT || now_ms.saturating_sub(first) >= milliseconds(threshold.grace_period)",
+    },
+    Mutant {
+        name: "blind-is-short",
+        mistake: "of what cannot be read nothing is taken to be left",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-evictiond/src/eviction/judge.rs",
+        from: "    reading.is_some_and(|reading| reading.available < required(",
+        to: "    MUTANT && reading.is_none() || reading.is_some_and(|reading| reading.available < required(",
+    },
+    Mutant {
+        name: "critical-goes",
+        mistake: "a priority makes no pod critical",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-syncd/model/src/pod/spec.rs",
+        from: "is_some_and(|p| p >= 2_000_000_000)",
+        to: "is_some_and(|p| p >= 2_000_000_000 && !MUTANT)",
+    },
+    Mutant {
+        name: "long-grace",
+        mistake: "an evicted pod has its own grace period where that is longer",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-evictiond/src/eviction/manager.rs",
+        from: "pod.grace_period_seconds.map_or(longest, |own| own.min(longest)).max(0)",
+        to: "pod.grace_period_seconds.map_or(longest, |own| if MUTANT { own } else { own.min(longest) }).max(0)",
+    },
+    Mutant {
+        name: "blinks",
+        mistake: "a condition is over as soon as its threshold is not met",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-evictiond/src/eviction/judge.rs",
+        from: "now_ms.saturating_sub(*at) < transition || *at == now_ms",
+        to: "!MUTANT && now_ms.saturating_sub(*at) < transition || *at == now_ms",
+    },
+    Mutant {
+        name: "pods-first",
+        mistake: "a pod is evicted for a disk before images that nobody uses go",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-evictiond/src/eviction/manager.rs",
+        from: "if reclaims.images { self.delete_unused_images().await }",
+        to: "if reclaims.images && !MUTANT { self.delete_unused_images().await }",
+    },
+    Mutant {
+        name: "used-images",
+        mistake: "an image is removed of which a container is made",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-syncd/src/sync_loop/image_uses.rs",
+        from: "for reference in std::iter::once(&image.id).chain(names(image)) {",
+        to: "for reference in std::iter::once(&image.id).chain(names(image)).filter(|_| !MUTANT) {",
+    },
+    Mutant {
+        name: "admits-all",
+        mistake: "pressure keeps no pod out",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-syncd/src/admission/pressure.rs",
+        from: "if pressure == Pressure::default() || is_critical(pod) {",
+        to: "if MUTANT || pressure == Pressure::default() || is_critical(pod) {",
+    },
+    Mutant {
+        name: "forgets-evicted",
+        mistake: "a restarted kubelet-syncd runs a pod on whose eviction it had begun",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-syncd/src/sync_loop/evictions.rs",
+        from: "let Some(eviction) = self.evictions.book.get(uid).cloned() else { return false };",
+        to: "let Some(eviction) = self.evictions.book.get(uid).filter(|_| !MUTANT).cloned() else { return false };",
     },
 ];
 

@@ -1,5 +1,7 @@
 //! The node: its processes, and who of them runs next. Time passes only when all of them wait.
 
+mod evictiond;
+
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -14,10 +16,13 @@ use bulkhead_simulation_kernel as kernel;
 use bulkhead_types::Process as Name;
 use serde_json::json;
 
+use crate::pressure_schedule::Asks;
 use crate::process::Process;
 use crate::schedule::{CALM, Deed, Family, Program, SETTLING, STOPPED_BY, Schedule, Shape, Step};
 use crate::volumes_schedule::Claim;
 use crate::world::{Command, Shared, Wanted, World};
+use evictiond::Evictiond;
+
 use crate::{apiserver, csi_driver, device_plugin, observer, resources, runtime, volnetd};
 
 /// Paths of the node as everybody names them; nothing is there.
@@ -80,6 +85,7 @@ pub struct Node {
     registrar: Arc<OwnedFd>,
     machine: Process,
     cluster: Option<Cluster>,
+    evictiond: Option<Evictiond>,
     steps: Vec<Step>,
     /// When [`World::check_stopped`] is due.
     stopped_by: Option<Duration>,
@@ -161,7 +167,30 @@ fn limits(shape: &Shape, container: &crate::schedule::ContainerShape) -> serde_j
     if container.devices > 0 {
         limits.insert(resources::RESOURCE.to_owned(), json!(container.devices.to_string()));
     }
+    if let Some(asks) = &shape.asks {
+        return asked(asks, container);
+    }
     if limits.is_empty() { serde_json::Value::Null } else { json!({"limits": limits}) }
+}
+
+/// Of memory, CPU and disk. All of it is the first container's; in a pod whose memory is limited the others are limited too.
+fn asked(asks: &Asks, container: &crate::schedule::ContainerShape) -> serde_json::Value {
+    let (mut requests, mut limits) = (serde_json::Map::new(), serde_json::Map::new());
+    let is_first = container.name == "c0";
+    if asks.memory > 0 && (is_first || asks.is_limited) {
+        let memory = if is_first { asks.memory } else { 1 };
+        let maps = if asks.is_limited { vec![&mut requests, &mut limits] } else { vec![&mut requests] };
+        for map in maps {
+            map.insert("memory".to_owned(), json!(format!("{memory}Mi")));
+            map.insert("cpu".to_owned(), json!("10m"));
+        }
+    }
+    for (map, amount) in [(&mut requests, asks.disk), (&mut limits, asks.disk_limit)] {
+        if is_first && amount > 0 {
+            map.insert("ephemeral-storage".to_owned(), json!(format!("{amount}Mi")));
+        }
+    }
+    json!({"requests": requests, "limits": limits})
 }
 
 /// A pod as it is written down.
@@ -196,6 +225,9 @@ pub(crate) fn manifest(pod: &str, shape: &Shape, version: u64) -> serde_json::Va
         "spec": {"restartPolicy": shape.restart_policy, "terminationGracePeriodSeconds": shape.grace,
             "initContainers": shape.init.iter().map(container).collect::<Vec<_>>(),
             "containers": shape.containers.iter().map(container).collect::<Vec<_>>()}});
+    if let Some(asks) = shape.asks {
+        made["spec"]["priorityClassName"] = json!(asks.class());
+    }
     if !shape.claims.is_empty() {
         made["spec"]["volumes"] = shape.claims.iter().map(|claim| volume(*claim)).collect();
     }
@@ -310,6 +342,10 @@ impl Node {
         if schedule.family.has_api() {
             with_api(&mut config);
         }
+        if let Some(plan) = &schedule.plan {
+            plan.put_into(&mut config.kubelet);
+            config.users.evictiond = evictiond::EVICTIOND;
+        }
         let has_plugin = schedule.family == Family::Resources;
         if has_plugin {
             with_resources(&mut config);
@@ -331,6 +367,12 @@ impl Node {
         let family = schedule.family;
         let has_api = family.has_api();
         let cluster = has_api.then(|| Cluster::start(family, &config, folder, &world, &machine)).transpose()?;
+        let evictiond = match (&cluster, &schedule.plan) {
+            (Some(cluster), Some(plan)) => {
+                Some(Evictiond::start(&config, cluster, plan.clone(), folder, &world, &machine)?)
+            }
+            _ => None,
+        };
         let mut steps = schedule.steps.clone();
         steps.reverse();
         Ok(Node {
@@ -348,6 +390,7 @@ impl Node {
             registrar: Arc::new(registrar),
             machine,
             cluster,
+            evictiond,
             steps,
             stopped_by: Some(STOPPED_BY),
             calm: has_plugin.then_some(CALM),
@@ -381,10 +424,17 @@ impl Node {
             let cluster = self.cluster.as_ref();
             let seats = [&self.syncd, &self.volnetd, &self.runtime, &self.plugin].into_iter();
             let seats = seats.chain(cluster.into_iter().flat_map(|c| [&c.apiserver, &c.statusd, &c.driver]));
+            let seats = seats.chain(self.evictiond.iter().map(|evictiond| &evictiond.seat));
+            let looks = self.evictiond.iter().flat_map(|evictiond| evictiond.next(&self.world));
             let back = seats.flat_map(|seat| [seat.back, seat.stopped]);
             let ends = cluster.into_iter().flat_map(|c| c.ends.iter().map(|(at, _)| Some(*at)));
-            let next =
-                back.chain(ends).chain([until, steps, self.stopped_by, self.calm]).flatten().min().unwrap_or(end);
+            let next = back
+                .chain(ends)
+                .chain(looks)
+                .chain([until, steps, self.stopped_by, self.calm])
+                .flatten()
+                .min()
+                .unwrap_or(end);
             if next >= end {
                 kernel::advance(end);
                 self.world.lock().check_end();
@@ -402,11 +452,14 @@ impl Node {
             let mut until = None;
             let seats = [&mut self.syncd, &mut self.volnetd, &mut self.runtime, &mut self.plugin];
             let cluster = self.cluster.iter_mut().flat_map(|c| [&mut c.statusd, &mut c.apiserver, &mut c.driver]);
-            let running = seats.into_iter().chain(cluster).filter(|seat| seat.stopped.is_none());
-            let running = running.filter_map(|seat| seat.process.as_mut());
+            let seats = seats.into_iter().chain(cluster).chain(self.evictiond.iter_mut().map(|one| &mut one.seat));
+            let running = seats.enumerate().filter(|(_, seat)| seat.stopped.is_none());
+            let running = running.filter_map(|(place, seat)| Some((place, seat.process.as_mut()?)));
             let mut ended = false;
-            for process in running.chain([&mut self.machine]) {
+            for (place, process) in running.chain([(usize::MAX, &mut self.machine)]) {
                 let turn = process.turn();
+                // kubelet-syncd's is the first: what it has decided is seen before others do something about it.
+                Node::look_at_pressure(&self.world, (place == 0).then_some(&self.state));
                 moved |= turn.moved;
                 ended |= turn.ended;
                 until = until.into_iter().chain(turn.until).min();
@@ -422,6 +475,7 @@ impl Node {
                 cluster.look();
             }
             moved |= self.do_commands();
+            self.note_pressure();
             if !moved {
                 return Ok(until);
             }
@@ -436,14 +490,22 @@ impl Node {
     /// Processes that are due to come (back) do.
     fn take_seats(&mut self) -> Result<()> {
         let now = kernel::now();
-        let all =
-            [Program::Syncd, Program::Statusd, Program::Volnetd, Program::Runtime, Program::Driver, Program::Plugin];
+        let all = [
+            Program::Syncd,
+            Program::Statusd,
+            Program::Volnetd,
+            Program::Runtime,
+            Program::Driver,
+            Program::Plugin,
+            Program::Evictiond,
+        ];
         for program in all {
             if let Some(seat) = self.seat(program).filter(|seat| seat.stopped.is_some_and(|until| until <= now)) {
                 seat.stopped = None;
                 let mut world = self.world.lock();
                 world.tell(program.name(), "goes on");
                 world.resources.disturb();
+                world.pressure.disturb();
             }
         }
         let is_due = |seat: &Seat| seat.back.is_some_and(|back| back <= now);
@@ -487,7 +549,7 @@ impl Node {
                 self.start_statusd()?;
             }
         }
-        Ok(())
+        self.take_evictiond()
     }
 
     fn start_volnetd(&mut self) -> Result<()> {
@@ -515,15 +577,16 @@ impl Node {
             plugin_socket: plugin_socket(&self.folder),
             registrar: self.registrar.clone(),
         };
-        let mut to_statusd = None;
-        if let Some(cluster) = &self.cluster {
+        if self.cluster.is_some() {
             std::fs::write(&model.kubeconfig, apiserver::kubeconfig()).context("writing the kubeconfig")?;
-            let listener = listen(&cluster.config.paths.socket(Name::Volnetd))?;
-            let side_path = cluster.config.paths.broker_socket();
+        }
+        let mut others = Vec::new();
+        for (config, state) in self.others() {
+            let listener = listen(&config.paths.socket(Name::Volnetd))?;
+            let side_path = config.paths.broker_socket();
             let _ = std::fs::remove_file(&side_path);
             let side = bulkhead_sys::scm::listen(&side_path, 0o600).context("listening for the broker")?;
-            let model = volnetd::Model { state: cluster.state.clone(), ..model.clone() };
-            to_statusd = Some((model, listener, side));
+            others.push((volnetd::Model { state: state.clone(), ..model.clone() }, listener, side));
         }
         let users = Arc::new(bulkhead_ipc::peers::PeerUsers {
             syncd: self.config.users.statusd,
@@ -533,15 +596,18 @@ impl Node {
             no_pods: None,
         });
         let process = Process::start(async move || {
-            let to_statusd = async {
-                if let Some((model, listener, side)) = to_statusd {
-                    volnetd::serve(model, listener, side, users.clone()).await;
-                }
-            };
-            tokio::join!(volnetd::serve(model, listener, side, users.clone()), to_statusd);
+            let others =
+                others.into_iter().map(|(model, listener, side)| volnetd::serve(model, listener, side, users.clone()));
+            tokio::join!(volnetd::serve(model, listener, side, users.clone()), futures_util::future::join_all(others));
         })?;
         self.volnetd = Seat::taken(process);
         Ok(())
+    }
+
+    /// Who has sockets of its own to kubelet-volnetd, and a state folder there, beside kubelet-syncd.
+    fn others(&self) -> impl Iterator<Item = (&NodeConfig, &Arc<Mutex<PathBuf>>)> {
+        let statusd = self.cluster.iter().map(|cluster| (&cluster.config, &cluster.state));
+        statusd.chain(self.evictiond.iter().map(|evictiond| (&evictiond.config, &evictiond.state)))
     }
 
     /// Another life of kubelet-syncd, with what the last one has left in its state folder.
@@ -595,6 +661,7 @@ impl Node {
             Program::Volnetd => Some(&mut self.volnetd),
             Program::Runtime => Some(&mut self.runtime),
             Program::Plugin => Some(&mut self.plugin),
+            Program::Evictiond => self.evictiond.as_mut().map(|evictiond| &mut evictiond.seat),
         }
     }
 
@@ -617,6 +684,10 @@ impl Node {
             (Command::RestartApi { down }, Some(cluster)) => (&mut cluster.apiserver, down),
             (Command::KillDriver { down }, Some(cluster)) => (&mut cluster.driver, down),
             (Command::KillStatusd { .. } | Command::RestartApi { .. } | Command::KillDriver { .. }, None) => return,
+            (Command::KillEvictiond { down }, _) => match &mut self.evictiond {
+                Some(evictiond) => (&mut evictiond.seat, down),
+                None => return,
+            },
         };
         if seat.process.take().is_none() {
             return;
@@ -626,7 +697,9 @@ impl Node {
         if !matches!(command, Command::KillPlugin { .. }) {
             world.resources.disturb();
         }
+        world.pressure.disturb();
         match command {
+            Command::KillEvictiond { .. } => world.tell("kubelet-evictiond", "is dead"),
             Command::KillPlugin { .. } => {
                 world.resources.plugin_dies();
                 world.tell("plugin", "is dead");
@@ -645,11 +718,12 @@ impl Node {
                 world.volumes.watchers.clear();
                 let _ = std::fs::remove_file(self.config.paths.socket(Name::Volnetd));
                 let _ = std::fs::remove_file(self.config.paths.broker_socket());
-                if let Some(cluster) = &self.cluster {
-                    let _ = std::fs::remove_file(cluster.config.paths.socket(Name::Volnetd));
-                    let _ = std::fs::remove_file(cluster.config.paths.broker_socket());
-                }
                 world.tell("kubelet-volnetd", "is away");
+                drop(world);
+                for (config, _) in self.others() {
+                    let _ = std::fs::remove_file(config.paths.socket(Name::Volnetd));
+                    let _ = std::fs::remove_file(config.paths.broker_socket());
+                }
             }
             Command::KillStatusd { .. } => world.tell("kubelet-statusd", "is dead"),
             // Its socket stays where it is, and refuses connections.
@@ -677,6 +751,9 @@ impl Node {
             let mut world = self.world.lock();
             world.tell(if deed.is_workload() { "somebody" } else { "fault" }, deed.to_string());
             world.coverage.deed(deed.kind());
+            if !deed.is_workload() {
+                world.pressure.disturb();
+            }
         }
         match deed {
             Deed::Write { pod, shape } => self.write(pod, shape)?,
@@ -719,7 +796,9 @@ impl Node {
                 // Nobody stops who is not there.
                 if let Some(seat) = self.seat(*program).filter(|seat| seat.process.is_some()) {
                     seat.stopped = Some(until(lasts));
-                    self.world.lock().resources.disturb();
+                    let mut world = self.world.lock();
+                    world.resources.disturb();
+                    world.pressure.disturb();
                 }
             }
             Deed::KillSyncd { down } => self.command(Command::KillSyncd { down: *down }),
@@ -739,6 +818,7 @@ impl Node {
                 (world.weather.slow_until, world.weather.slow_by) = (until(lasts), *by);
             }
             Deed::StepClock { by } => kernel::step_wall_clock(*by),
+            Deed::Pressure { deed } => self.do_pressure_step(deed),
         }
         Ok(())
     }

@@ -223,6 +223,7 @@ impl AsyncFnOnceSend<v1::StopContainerResponse> for Stop {
                 }
                 let uid = container.uid().to_owned();
                 world.count_change(&uid);
+                world.check_grace(&uid, grace);
                 if !world.may_be_stopped_by_probe(&container) {
                     world.check_stop(&uid, &format!("container {}", container.name()));
                 }
@@ -496,6 +497,7 @@ fn run_pod_sandbox(world: &mut World, config: v1::PodSandboxConfig) -> Result<St
         life: world.life,
     };
     let uid = metadata.uid.clone();
+    world.check_sandbox(&uid);
     world.count_change(&uid);
     let shape = version_of(&sandbox).and_then(|version| {
         world.wanted.values().find(|wanted| wanted.version == version).map(|wanted| wanted.shape.clone())
@@ -519,6 +521,7 @@ fn run_pod_sandbox(world: &mut World, config: v1::PodSandboxConfig) -> Result<St
 fn create_container(world: &mut World, request: v1::CreateContainerRequest) -> Result<String, Status> {
     let sandbox = request.pod_sandbox_id;
     let config = request.config.unwrap_or_default();
+    world.check_image(&config);
     let Some(found) = world.sandboxes.get(&sandbox) else { return Err(no_sandbox(&sandbox)) };
     // As containerd 2.x it does not ask whether that is ready; the container then cannot start.
     // As containerd (`internal/cri/server/helpers.go` makeContainerName): in all sandboxes of the pod.
@@ -862,6 +865,13 @@ impl RuntimeService for Model {
         })
     }
 
+    async fn list_container_stats(
+        &self,
+        _: Request<v1::ListContainerStatsRequest>,
+    ) -> Answer<v1::ListContainerStatsResponse> {
+        self.ask(|world| Ok(world.container_stats())).await
+    }
+
     async fn update_container_resources(
         &self,
         request: Request<v1::UpdateContainerResourcesRequest>,
@@ -895,22 +905,20 @@ fn image_name(asked: Option<v1::ImageSpec>) -> String {
     asked.strip_prefix("sha256:").map_or(asked.clone(), str::to_owned)
 }
 
-fn image(name: &str) -> v1::Image {
-    v1::Image { id: image_id(name), repo_tags: vec![name.to_owned()], size: 1, ..Default::default() }
-}
-
 #[tonic::async_trait]
 impl ImageService for Model {
     async fn list_images(&self, _: Request<v1::ListImagesRequest>) -> Answer<v1::ListImagesResponse> {
-        self.ask(|world| Ok(v1::ListImagesResponse { images: world.images.iter().map(|name| image(name)).collect() }))
-            .await
+        self.ask(|world| {
+            Ok(v1::ListImagesResponse { images: world.images.iter().map(|name| world.image(name)).collect() })
+        })
+        .await
     }
 
     async fn image_status(&self, request: Request<v1::ImageStatusRequest>) -> Answer<v1::ImageStatusResponse> {
         let name = image_name(request.into_inner().image);
         self.ask(move |world| {
             Ok(v1::ImageStatusResponse {
-                image: world.images.contains(&name).then(|| image(&name)),
+                image: world.images.contains(&name).then(|| world.image(&name)),
                 ..Default::default()
             })
         })
@@ -924,16 +932,14 @@ impl ImageService for Model {
         Ok(Response::new(v1::PullImageResponse { image_ref: image_id(&name) }))
     }
 
-    async fn remove_image(&self, request: Request<v1::RemoveImageRequest>) -> Answer<v1::RemoveImageResponse> {
-        let name = image_name(request.into_inner().image);
-        self.change(format!("RemoveImage {name}"), move |world| {
-            world.images.remove(&name);
-            Ok(v1::RemoveImageResponse {})
-        })
-        .await
+    async fn image_fs_info(&self, _: Request<v1::ImageFsInfoRequest>) -> Answer<v1::ImageFsInfoResponse> {
+        self.ask(|world| Ok(world.image_file_systems())).await
     }
 
-    async fn image_fs_info(&self, _: Request<v1::ImageFsInfoRequest>) -> Answer<v1::ImageFsInfoResponse> {
-        self.ask(|_| Ok(v1::ImageFsInfoResponse::default())).await
+    async fn remove_image(&self, request: Request<v1::RemoveImageRequest>) -> Answer<v1::RemoveImageResponse> {
+        let id = request.into_inner().image.map(|image| image.image).unwrap_or_default();
+        let act = move |world: &mut World| world.remove_image(&id);
+        self.change("RemoveImage".to_owned(), act).await?;
+        Ok(Response::new(v1::RemoveImageResponse {}))
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::dice::Dice;
+use crate::pressure_schedule::{Asks, Plan, PressureDeed};
 use crate::resources_schedule::PluginFault;
 use crate::volumes_schedule::{Claim, DriverFault};
 
@@ -140,6 +141,9 @@ pub struct Shape {
     /// Claims whose volumes each of its containers mounts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub claims: Vec<Claim>,
+    /// Priority, and what it asks for of memory and disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asks: Option<Asks>,
 }
 
 /// What becomes of the next call that changes something.
@@ -174,15 +178,18 @@ pub enum Family {
     Volumes,
     /// Pods of manifests whose containers have devices of a plugin and CPUs for themselves.
     Resources,
+    /// Pods of the API server, beside some of manifests, on a node that runs short of memory, disk and tasks; with the real
+    /// kubelet-evictiond.
+    Eviction,
 }
 
 impl Family {
-    pub const ALL: [Family; 6] =
-        [Family::Pods, Family::Api, Family::Probes, Family::Many, Family::Volumes, Family::Resources];
+    pub const ALL: [Family; 7] =
+        [Family::Pods, Family::Api, Family::Probes, Family::Many, Family::Volumes, Family::Resources, Family::Eviction];
 
     /// Whether the node has an API server.
     pub fn has_api(self) -> bool {
-        matches!(self, Family::Api | Family::Volumes)
+        matches!(self, Family::Api | Family::Volumes | Family::Eviction)
     }
 
     /// What `--only` takes.
@@ -194,6 +201,7 @@ impl Family {
             Family::Many => "many",
             Family::Volumes => "volumes",
             Family::Resources => "resources",
+            Family::Eviction => "eviction",
         }
     }
 
@@ -237,6 +245,7 @@ pub enum Program {
     Runtime,
     Driver,
     Plugin,
+    Evictiond,
 }
 
 impl Program {
@@ -249,6 +258,7 @@ impl Program {
             Program::Runtime => "runtime",
             Program::Driver => "driver",
             Program::Plugin => "plugin",
+            Program::Evictiond => "kubelet-evictiond",
         }
     }
 }
@@ -391,6 +401,10 @@ pub enum Deed {
     StepClock {
         by: i64,
     },
+    /// What comes up in family `eviction` alone.
+    Pressure {
+        deed: PressureDeed,
+    },
 }
 
 impl Deed {
@@ -430,11 +444,15 @@ impl Deed {
             Deed::LateEvents { .. } => "late-events",
             Deed::SlowRuntime { .. } => "slow-runtime",
             Deed::StepClock { .. } => "step-clock",
+            Deed::Pressure { deed } => deed.kind(),
         }
     }
 
     /// It is part of the workload, and no fault.
     pub fn is_workload(&self) -> bool {
+        if let Deed::Pressure { deed } = self {
+            return deed.is_workload();
+        }
         matches!(
             self,
             Deed::Write { .. }
@@ -498,6 +516,7 @@ impl fmt::Display for Deed {
             Deed::LateEvents { lasts, by } => write!(f, "the runtime's events come {by} ms late for {lasts} ms"),
             Deed::SlowRuntime { lasts, by } => write!(f, "the runtime answers {by} ms later for {lasts} ms"),
             Deed::StepClock { by } => write!(f, "the machine's clock is set by {by} ms"),
+            Deed::Pressure { deed } => deed.fmt(f),
         }
     }
 }
@@ -507,6 +526,9 @@ impl fmt::Display for Shape {
         write!(f, "restartPolicy {}, grace period {} s", self.restart_policy, self.grace)?;
         for claim in &self.claims {
             write!(f, "; claim {}", claim.name())?;
+        }
+        if let Some(asks) = &self.asks {
+            asks.fmt(f)?;
         }
         let init = self.init.iter().map(|c| (if c.sidecar { "sidecar" } else { "init container" }, c));
         for (kind, container) in init.chain(self.containers.iter().map(|c| ("container", c))) {
@@ -553,6 +575,9 @@ pub struct Schedule {
     /// Kept schedules from before there were two have none.
     #[serde(default)]
     pub family: Family,
+    /// Thresholds and disks of family `eviction`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<Plan>,
     pub steps: Vec<Step>,
 }
 
@@ -565,11 +590,12 @@ impl Schedule {
             3 => Family::Probes,
             4 => Family::Resources,
             5 => Family::Volumes,
+            6 => Family::Eviction,
             7 => Family::Many,
             _ => Family::Api,
         });
         let mut dice = Dice::of(seed, "schedule");
-        let mut steps = Vec::new();
+        let (mut steps, mut plan) = (Vec::new(), None);
         match family {
             Family::Pods => {
                 workload(&mut dice, &mut steps);
@@ -607,16 +633,30 @@ impl Schedule {
                 steps.retain(|step| !matches!(step.deed, Deed::StepClock { .. }));
                 crate::resources_schedule::faults(&mut dice, &mut steps);
             }
+            Family::Eviction => {
+                plan = Some(Plan::of(&mut dice));
+                crate::pressure_schedule::workload(&mut dice, &mut steps);
+                if dice.percent(60) {
+                    faults(&mut dice, &mut steps);
+                }
+                if dice.percent(50) {
+                    api_faults(&mut dice, &mut steps);
+                }
+                stops(&mut Dice::of(seed, "stopped"), &mut steps, family);
+                steps.retain(|step| !matches!(step.deed, Deed::StepClock { .. }));
+                crate::pressure_schedule::faults(&mut dice, &mut steps);
+            }
         }
         steps.sort_by_key(|step| step.at);
-        Schedule { seed, family, steps }
+        Schedule { seed, family, plan, steps }
     }
 
     /// The same without the steps at these places.
     #[must_use]
     pub fn without(&self, dropped: &[usize]) -> Self {
         let kept = self.steps.iter().enumerate().filter(|(place, _)| !dropped.contains(place));
-        Schedule { seed: self.seed, family: self.family, steps: kept.map(|(_, step)| step.clone()).collect() }
+        let steps = kept.map(|(_, step)| step.clone()).collect();
+        Schedule { seed: self.seed, family: self.family, plan: self.plan.clone(), steps }
     }
 }
 
@@ -679,6 +719,7 @@ pub(crate) fn small(dice: &mut Dice) -> Shape {
         init,
         containers,
         claims: Vec::new(),
+        asks: None,
     }
 }
 
@@ -757,7 +798,7 @@ pub(crate) fn shape(dice: &mut Dice) -> Shape {
     });
     let containers = containers.collect();
     let grace = dice.one_of(30, &[0, 1, 2, 10, 60]);
-    Shape { restart_policy, grace, init, containers, claims: Vec::new() }
+    Shape { restart_policy, grace, init, containers, ..Shape::default() }
 }
 
 fn call_fault(dice: &mut Dice) -> CallFault {
@@ -838,7 +879,7 @@ fn stops(dice: &mut Dice, steps: &mut Vec<Step>, family: Family) {
         let program = match (dice.below(4), family) {
             (0, _) => Program::Volnetd,
             (1, _) => Program::Runtime,
-            (2, Family::Api | Family::Volumes) => Program::Statusd,
+            (2, Family::Api | Family::Volumes | Family::Eviction) => Program::Statusd,
             _ => Program::Syncd,
         };
         let lasts = dice.one_of(200, &[2_000, 15_000, 40_000]);

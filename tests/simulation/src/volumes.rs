@@ -179,6 +179,7 @@ impl World {
 
     /// A version of the Node that the server has stored.
     pub(crate) fn check_node(&mut self, node: &serde_json::Value) {
+        self.check_conditions(node);
         let prefix = unique_name("");
         let handle = |name: &str| name.strip_prefix(&prefix).map(str::to_owned);
         let list = |key: &str| node["status"][key].as_array().into_iter().flatten();

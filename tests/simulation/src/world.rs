@@ -9,6 +9,7 @@ use bulkhead_simulation_kernel as kernel;
 
 use crate::coverage::Coverage;
 use crate::dice::Dice;
+use crate::pressure::Pressure;
 use crate::resources::Resources;
 use crate::schedule::{Behaviour, CallFault, Peer, ProbeKind, Shape};
 use crate::volumes::Volumes;
@@ -111,6 +112,7 @@ pub struct Object {
     /// Of a static pod.
     pub is_mirror: bool,
     pub phase: String,
+    pub reason: String,
     pub start_time: String,
     pub counts: BTreeMap<String, u32>,
     /// Numbers of the containers' ids; the model's grow.
@@ -175,6 +177,7 @@ pub enum Command {
     KillStatusd { down: u64 },
     KillDriver { down: u64 },
     KillPlugin { down: u64 },
+    KillEvictiond { down: u64 },
     RestartApi { down: u64 },
 }
 
@@ -204,6 +207,8 @@ pub struct World {
     pub volumes: Volumes,
     /// Devices and CPUs that containers have for themselves.
     pub resources: Resources,
+    /// What the node is short of.
+    pub pressure: Pressure,
     /// The node has a CSI driver.
     pub has_driver: bool,
     pub wanted: BTreeMap<String, Wanted>,
@@ -265,6 +270,7 @@ impl Shared {
             volnetd_epoch: 1,
             volumes: Volumes::default(),
             resources: Resources::default(),
+            pressure: Pressure::default(),
             has_driver: false,
             wanted: BTreeMap::new(),
             past: BTreeMap::new(),
@@ -340,6 +346,7 @@ impl World {
     pub fn take_fault(&mut self, peer: Peer) -> Option<CallFault> {
         let place = self.call_faults.iter().position(|(of, _)| *of == peer)?;
         self.resources.disturb();
+        self.pressure.disturb();
         Some(self.call_faults.remove(place).1)
     }
 

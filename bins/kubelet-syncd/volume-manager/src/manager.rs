@@ -705,7 +705,7 @@ impl VolumeManager {
         };
         back_offs.retain(is_known);
         errors.retain(|key, _| is_known(key));
-        let names = reconciler::in_use(&world.desired, &world.actual, &world.node, world.busy.keys());
+        let names = reconciler::in_use(&world.desired, &world.actual, &world.node, &world.busy);
         let in_use = InUse { names, complete: known && sources_ready && world.node.known };
         if matches!(world.attacher, Attacher::Controller) {
             world.node.report(&in_use.names, in_use.complete);

@@ -330,15 +330,15 @@ pub fn is_attached(attacher: &Attacher, node: &NodeVolumes, volume: &UniqueName)
 
 /// What the Node's status is to list, sorted. A volume of `busy` that it lists stays: the mount of a pod that has gone meanwhile may not
 /// have reached kubelet-volnetd yet, so that nothing is there to be seen, and it must not be detached under it.
-pub fn in_use<'a>(
+pub fn in_use(
     desired: &DesiredState,
     actual: &ActualState,
     node: &NodeVolumes,
-    busy: impl Iterator<Item = &'a UniqueName>,
+    busy: &HashMap<UniqueName, Option<PodUid>>,
 ) -> Vec<String> {
     let listed: BTreeSet<String> = node.in_use.union(&node.attached).cloned().collect();
     let wanted = desired.attachable().filter(|name| !node.withdrawn.contains(&name.0));
-    let busy = busy.filter(|name| node.in_use.contains(&name.0));
+    let busy = busy.keys().filter(|name| node.in_use.contains(&name.0));
     let there = wanted.chain(actual.attachable(&listed)).chain(busy).map(|name| &name.0);
     let all: BTreeSet<&String> = there.chain(&node.told).collect();
     all.into_iter().cloned().collect()

@@ -280,7 +280,7 @@ fn in_use_is_what_is_wanted_and_what_is_there() {
     world.want("a", "b", true);
     world.want("a", "not", false);
     world.actual.volumes.insert(unique("a"), found(Presence::Uncertain, &[]));
-    let listed = in_use(&world.desired, &world.actual, &world.node, world.busy.keys());
+    let listed = in_use(&world.desired, &world.actual, &world.node, &world.busy);
     assert_eq!(listed, [unique("a").0, unique("b").0]);
 }
 
@@ -300,27 +300,27 @@ fn shows(names: &[&str]) -> NodeVolumes {
 fn what_was_left_out_is_reported_anew_first() {
     let mut world = World::new();
     world.node = shows(&["v"]);
-    world.node.report(&in_use(&world.desired, &world.actual, &world.node, world.busy.keys()), true);
+    world.node.report(&in_use(&world.desired, &world.actual, &world.node, &world.busy), true);
     world.want("a", "v", true);
-    assert_eq!(in_use(&world.desired, &world.actual, &world.node, world.busy.keys()), Vec::<String>::new());
+    assert_eq!(in_use(&world.desired, &world.actual, &world.node, &world.busy), Vec::<String>::new());
     assert_eq!(world.actions(), [], "the Node is about to be written without it");
     world.node = world.node.followed_by(shows(&["v", "other"]));
     assert_eq!(world.actions(), [], "another change says nothing of it");
     world.node = world.node.followed_by(shows(&[]));
-    assert_eq!(in_use(&world.desired, &world.actual, &world.node, world.busy.keys()), [unique("v").0]);
+    assert_eq!(in_use(&world.desired, &world.actual, &world.node, &world.busy), [unique("v").0]);
     world.node = world.node.followed_by(shows(&["v"]));
     assert_eq!(world.actions(), [mount("v", "a")]);
     // What is there is named, whatever was left out before.
     world.node.withdrawn.insert(unique("v").0);
     world.actual.volumes.insert(unique("v"), found(Presence::Uncertain, &[]));
-    assert_eq!(in_use(&world.desired, &world.actual, &world.node, world.busy.keys()), [unique("v").0]);
+    assert_eq!(in_use(&world.desired, &world.actual, &world.node, &world.busy), [unique("v").0]);
 }
 
 /// A mount goes on when its pod has gone, and nothing is there before kubelet-volnetd has taken it up.
 #[test]
 fn what_is_being_mounted_is_not_left_out() {
     let mut world = World::new();
-    let list = |world: &World| in_use(&world.desired, &world.actual, &world.node, world.busy.keys());
+    let list = |world: &World| in_use(&world.desired, &world.actual, &world.node, &world.busy);
     world.node = shows(&["v"]);
     world.want("a", "v", true);
     assert_eq!(world.actions(), [mount("v", "a")]);
@@ -337,7 +337,7 @@ fn what_is_being_mounted_is_not_left_out() {
 #[test]
 fn what_a_life_before_may_have_left_out_is_reported_anew_first() {
     let mut world = World::new();
-    let list = |world: &World| in_use(&world.desired, &world.actual, &world.node, world.busy.keys());
+    let list = |world: &World| in_use(&world.desired, &world.actual, &world.node, &world.busy);
     let until = world.now + Duration::from_secs(30);
     world.node.inherit(&world.actual, until);
     world.node = world.node.followed_by(shows(&["v", "there"]));
@@ -368,7 +368,7 @@ fn what_a_life_before_may_have_left_out_is_reported_anew_first() {
 #[test]
 fn what_was_reported_stays_until_it_is_shown() {
     let mut world = World::new();
-    let list = |world: &World| in_use(&world.desired, &world.actual, &world.node, world.busy.keys());
+    let list = |world: &World| in_use(&world.desired, &world.actual, &world.node, &world.busy);
     world.node = shows(&[]);
     world.want("a", "v", true);
     world.node.report(&list(&world), false);

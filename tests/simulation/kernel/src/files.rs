@@ -1,12 +1,12 @@
-//! Files of the machine by which it tells of itself: what a simulated thread opens below a folder that was [`replace`]d is another
-//! file, so that a story is the same one on each machine. Other files are the kernel's.
+//! Files of the machine by which it tells of itself: what a simulated thread, or one that works for it, opens below a folder that was
+//! [`replace`]d is another file, so that a story is the same one on each machine. Other files are the kernel's.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::is_simulated;
+use crate::{follows, is_simulated};
 
 /// How paths begin, and what stands there instead.
 static REPLACED: Mutex<Vec<(Vec<u8>, Vec<u8>)>> = Mutex::new(Vec::new());
@@ -22,7 +22,7 @@ pub fn replace(path: &Path, instead: &Path) {
 
 /// Where it is opened instead.
 fn elsewhere(path: &[u8]) -> Option<CString> {
-    if !is_simulated() {
+    if !is_simulated() && !follows() {
         return None;
     }
     let all = replaced();

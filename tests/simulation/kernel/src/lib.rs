@@ -1,14 +1,15 @@
 //! The clock, random numbers and waiting of a thread that is simulated, below the standard library (decision 88).
 //!
-//! This crate defines eight functions of the C library under their own names. A program that links it calls these instead, also
+//! This crate defines nine functions of the C library under their own names. A program that links it calls these instead, also
 //! where the standard library, tokio or a crate of strangers asks:
 //!
 //! | function | in the simulated thread, after [`begin`] | else |
 //! |---|---|---|
-//! | `clock_gettime` | virtual time, which moves by [`advance`], and by a nanosecond with each question | the kernel's |
+//! | `clock_gettime` | virtual time, which moves by [`advance`], and by a nanosecond with each question; in its threads too, but for the monotonic clock, by which they wait | the kernel's |
 //! | `getrandom` | numbers of the seed (all threads) | the kernel's |
 //! | `epoll_wait` | gives what is ready; never waits, but says how long it would have ([`take_idle`]) | the kernel's |
-//! | `open64`, `opendir` | files that were [`replace`]d are others | the kernel's |
+//! | `open64`, `opendir` | files that were [`replace`]d are others, for its threads too | the kernel's |
+//! | `getsockopt` | the user at the other end of a socket is the one that it has bound its name to ([`name_of_user`]) | the kernel's |
 //! | `socket`, `connect` | a stream to a port that has a [`route`] is a Unix socket | the kernel's |
 //! | `pthread_create` | the new thread runs only while the simulated one waits in `epoll_wait`, one after the other | the kernel's |
 //!
@@ -20,6 +21,7 @@ mod files;
 mod network;
 mod random;
 mod threads;
+mod users;
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_long};
@@ -29,6 +31,7 @@ use std::time::Duration;
 
 pub use files::replace;
 pub use network::route;
+pub use users::name_of_user;
 
 /// What the monotonic clock says when the simulation begins: no time that somebody subtracts from it is before its beginning.
 const MONOTONIC_AT_START: u64 = 1_000_000_000_000_000;
@@ -44,6 +47,8 @@ static STEPPED: AtomicI64 = AtomicI64::new(0);
 thread_local! {
     /// Without a destructor, so that it may be asked at any time of the thread's life.
     static SIMULATED: Cell<bool> = const { Cell::new(false) };
+    /// A thread that the simulated one has begun.
+    static FOLLOWS: Cell<bool> = const { Cell::new(false) };
     static WAITS: Cell<u64> = const { Cell::new(0) };
     static IDLE: RefCell<Idleness> = const { RefCell::new(Idleness { found: None, waker: None }) };
 }
@@ -71,7 +76,7 @@ pub fn begin(seed: u64) {
 }
 
 /// Addresses of the functions that stand in for the C library's.
-fn linked() -> [usize; 8] {
+fn linked() -> [usize; 9] {
     [
         clock_gettime as *const () as usize,
         epoll_wait as *const () as usize,
@@ -81,11 +86,22 @@ fn linked() -> [usize; 8] {
         network::connect as *const () as usize,
         files::open64 as *const () as usize,
         files::opendir as *const () as usize,
+        users::getsockopt as *const () as usize,
     ]
 }
 
 fn is_simulated() -> bool {
     SIMULATED.get()
+}
+
+/// This thread does something for the simulated one, which waits for it.
+fn follows() -> bool {
+    FOLLOWS.get()
+}
+
+/// From here on this thread does something for the simulated one.
+pub(crate) fn follow() {
+    FOLLOWS.set(true);
 }
 
 /// Virtual time since [`begin`].
@@ -136,7 +152,10 @@ fn virtual_time(clock: libc::clockid_t) -> Option<i64> {
 /// As the C library's: `time` can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clock_gettime(clock: libc::clockid_t, time: *mut libc::timespec) -> c_int {
-    if is_simulated()
+    // What such a thread waits for (tokio's for more work) is over by the kernel's clock.
+    let is_by_kernel =
+        matches!(clock, libc::CLOCK_MONOTONIC | libc::CLOCK_MONOTONIC_COARSE | libc::CLOCK_MONOTONIC_RAW);
+    if (is_simulated() || follows() && !is_by_kernel)
         && let Some(nanoseconds) = virtual_time(clock)
     {
         let value = libc::timespec {

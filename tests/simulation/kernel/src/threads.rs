@@ -49,6 +49,7 @@ extern "C" fn in_turn(begun: *mut c_void) -> *mut c_void {
             turns = CHANGED.wait(turns).unwrap_or_else(PoisonError::into_inner);
         }
     }
+    crate::follow();
     let result = start(argument);
     turns().ended += 1;
     CHANGED.notify_all();

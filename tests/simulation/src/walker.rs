@@ -1,0 +1,94 @@
+//! A model of kubelet-walker's workers: what it measures are figures of the world ([`crate::pressure`]).
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use bulkhead_ipc::common::walk_request::What;
+use bulkhead_ipc::common::{
+    ContainerLogFigures, ContainerLogFiles, FileSystemFigures, FolderFigures, PodLogFigures, WalkReply, WalkRequest,
+};
+use bulkhead_sys::{async_fd, scm};
+use bulkhead_worker::Message;
+use prost::Message as _;
+use tokio::io::Interest;
+
+use crate::node::PODS;
+use crate::world::{Shared, World};
+
+/// A worker's number, which it says first.
+const PID: u32 = 1;
+
+/// Serves until it is dropped.
+pub async fn serve(world: Shared, listener: OwnedFd) {
+    let Ok(listener) = async_fd::register(listener) else { return };
+    while let Ok(connection) = listener.async_io(Interest::READABLE, |listener| scm::accept(listener)).await {
+        tokio::spawn(work(world.clone(), connection));
+    }
+}
+
+/// One worker.
+async fn work(world: Shared, connection: OwnedFd) {
+    let Ok(connection) = async_fd::register(connection) else { return };
+    let mut next = Some(Message::of(PID.to_le_bytes().to_vec()));
+    while let Some(message) = next.take() {
+        if connection.async_io(Interest::WRITABLE, |socket| message.send(socket)).await.is_err() {
+            return;
+        }
+        let Ok(Some(request)) = connection.async_io(Interest::READABLE, |socket| Message::recv(socket)).await else {
+            return;
+        };
+        let late = world.lock().pressure.walker_is_late();
+        if late > Duration::ZERO {
+            tokio::time::sleep(late).await;
+        }
+        next = Some(Message::of(answer(&world.lock(), &request).encode_to_vec()));
+    }
+}
+
+fn answer(world: &World, request: &Message) -> WalkReply {
+    let error = |error: &str| WalkReply { error: error.to_owned(), ..WalkReply::default() };
+    if world.pressure.is_blind() {
+        return error("nothing can be read now");
+    }
+    match WalkRequest::decode(&*request.bytes).ok().and_then(|request| request.what) {
+        Some(What::FileSystem(path)) => {
+            let file_system = Some(figures(world.pressure.file_system(&path)));
+            WalkReply { file_system, ..WalkReply::default() }
+        }
+        Some(What::PodLogs(logs)) => {
+            let of = |container: &String| ContainerLogFigures {
+                container: container.clone(),
+                files: Some(FolderFigures {
+                    bytes: world.logs_of(&logs.pod_uid, container) << 20,
+                    inodes: 1,
+                    incomplete: false,
+                }),
+            };
+            let pod_logs = PodLogFigures {
+                file_system: Some(figures(world.pressure.file_system(PODS))),
+                containers: logs.containers.iter().map(of).collect(),
+                other: Some(FolderFigures::default()),
+            };
+            WalkReply { pod_logs: Some(pod_logs), ..WalkReply::default() }
+        }
+        // No log is so large that it is rotated: what a pod writes is counted by its folder.
+        Some(What::ContainerLogs(asked)) => {
+            let one = ContainerLogFiles { known: true, current_bytes: Some(0), ..ContainerLogFiles::default() };
+            WalkReply { container_logs: vec![one; asked.logs.len()], ..WalkReply::default() }
+        }
+        Some(What::Volumes(_)) => WalkReply::default(),
+        None => error("no request"),
+    }
+}
+
+/// `found`: MiB that are left, MiB in all, and which file system it is.
+fn figures((left, all, device): (u64, u64, u64)) -> FileSystemFigures {
+    FileSystemFigures {
+        capacity_bytes: all << 20,
+        available_bytes: left << 20,
+        used_bytes: (all - left) << 20,
+        inodes: 1 << 20,
+        inodes_free: 1 << 19,
+        device,
+    }
+}
