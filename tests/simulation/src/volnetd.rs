@@ -90,7 +90,9 @@ impl Guards {
             Some((epoch, seen)) if epoch == guard.syncd_epoch && guard.generation < seen => {
                 return Err("stale generation");
             }
-            Some((epoch, _)) if epoch != guard.syncd_epoch => drop(self.retired.insert(epoch)),
+            Some((epoch, _)) if epoch != guard.syncd_epoch => {
+                self.retired.insert(epoch);
+            }
             _ => {}
         }
         self.current = Some((guard.syncd_epoch, guard.generation));

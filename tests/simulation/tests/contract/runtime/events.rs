@@ -108,7 +108,8 @@ pub async fn an_event_says_what_the_pod_is_then(subject: &Subject) -> Result<()>
         (first, v1::ContainerState::ContainerRunning, 0),
         (second.clone(), v1::ContainerState::ContainerExited, 7),
     ];
-    (all.sort(), wanted.sort());
+    all.sort();
+    wanted.sort();
     ensure!(all == wanted, "{all:?}");
 
     // One of what is gone has nothing of it.

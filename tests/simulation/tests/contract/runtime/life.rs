@@ -118,7 +118,8 @@ pub async fn lists_are_filtered(subject: &Subject) -> Result<()> {
     ] {
         let all = subject.list_sandboxes(filter.clone()).await?;
         let mut found: Vec<&String> = all.iter().map(|one| &one.id).collect();
-        (found.sort(), wanted.sort());
+        found.sort();
+        wanted.sort();
         ensure!(found == wanted, "{filter:?}: {found:?} in place of {wanted:?}");
         for one in &all {
             let status = subject.sandbox_status(&one.id).await?;
@@ -143,7 +144,8 @@ pub async fn lists_are_filtered(subject: &Subject) -> Result<()> {
     ] {
         let all = subject.list_containers(filter.clone()).await?;
         let mut found: Vec<&String> = all.iter().map(|one| &one.id).collect();
-        (found.sort(), wanted.sort());
+        found.sort();
+        wanted.sort();
         ensure!(found == wanted, "{filter:?}: {found:?} in place of {wanted:?}");
         for one in &all {
             let status = subject.status(&one.id).await?;

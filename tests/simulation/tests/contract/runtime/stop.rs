@@ -62,7 +62,8 @@ pub async fn two_may_ask(subject: &Subject) -> Result<()> {
     let pod = subject.pod("two-ask")?;
     let (sandbox, container) = pod.runs(Does::Ignores).await?;
     let (patient, other) = tokio::join!(subject.stop(&container, ENDLESS), subject.stop(&container, 1));
-    (patient?, other?);
+    patient?;
+    other?;
     let ended = subject.status(&container).await?;
     ensure!((ended.state(), ended.exit_code) == (v1::ContainerState::ContainerExited, 137), "{ended:?}");
     subject.remove_sandbox(&sandbox).await?;
