@@ -164,7 +164,7 @@ async fn a_driver_that_attaches_mounts_once_a_node_and_is_told_of_no_pod() {
     let program = world.driver("v/d", ATTACHES);
     let root = std::fs::canonicalize(world.folder.path()).unwrap().join("root");
     let once = root.join("plugins/kubernetes.io/flexvolume/v/d/mounts/data");
-    let asked = |act| world.ask(&question(act, "v/d"));
+    let asked = async |act| world.ask(&question(act, "v/d")).await;
     assert!(asked(Act::Init).await.capabilities.unwrap().attach);
     let reply = world.ask(&question(Act::WaitForAttach, "v/d")).await;
     assert_eq!((reply.outcome(), reply.device.as_str()), (Outcome::Done, "/dev/of-the-machine"));
