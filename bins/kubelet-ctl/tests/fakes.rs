@@ -213,6 +213,9 @@ impl Volumes for Fake {
     async fn set_up_iscsi(&self, _: Request<volnetd::SetUpIscsiRequest>) -> Answer<volnetd::SetUpVolumeReply> {
         not_faked()
     }
+    async fn ask_flex_driver(&self, _: Request<volnetd::AskFlexDriverRequest>) -> Answer<volnetd::AskFlexDriverReply> {
+        not_faked()
+    }
     async fn set_up_flex(&self, _: Request<volnetd::SetUpFlexRequest>) -> Answer<volnetd::SetUpFlexReply> {
         not_faked()
     }

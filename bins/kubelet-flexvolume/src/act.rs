@@ -12,11 +12,11 @@ use bulkhead_ipc::common::{FlexReply, FlexRequest};
 use bulkhead_types::{FlexDriver, PodUid, VolumeName};
 
 use crate::calls::{self, Calls, Left};
-use crate::verdict::{Verdict, verdict};
+use crate::verdict::{Answer, Verdict, verdict};
 use crate::{driver, options, place};
 
-/// A driver says what it can do.
-const INIT: Duration = Duration::from_secs(30);
+/// A driver says what it can do, or how a volume is called.
+const SAY: Duration = Duration::from_secs(30);
 /// Upstream waits for ever. What is formatted or fetched first takes minutes.
 const CALL: Duration = Duration::from_secs(10 * 60);
 
@@ -80,24 +80,31 @@ pub async fn answer(places: &Places, calls: &Calls, question: &FlexRequest) -> (
 
 fn call(places: &Places, question: &FlexRequest) -> Result<Call, String> {
     let driver = FlexDriver::parse(&question.driver).map_err(|error| error.to_string())?;
-    let of_volume = || {
-        let pod = PodUid::parse(&question.pod_uid).map_err(|error| error.to_string())?;
-        let volume = VolumeName::parse(&question.volume).map_err(|error| error.to_string())?;
-        Ok::<_, String>((pod, volume))
+    let volume = || VolumeName::parse(&question.volume).map_err(|error| error.to_string());
+    let pod = || PodUid::parse(&question.pod_uid).map_err(|error| error.to_string());
+    let of_pod = |is_empty| place::of_pod(&places.root, &pod()?, &driver, &volume()?, is_empty).map(OsString::from);
+    let of_device = |is_empty| place::of_device(&places.root, &driver, &volume()?, is_empty).map(OsString::from);
+    let told = |pod: Option<&PodUid>| {
+        let wanted = question.options.as_ref().ok_or("the question says nothing of the volume")?;
+        options::json(pod, &volume()?, wanted).map(OsString::from)
     };
+    let device = || OsString::from(&question.device);
     let (command, arguments, deadline) = match question.act() {
         Act::Unspecified => return Err("the question says nothing of what is to be done".to_owned()),
-        Act::Init => ("init", Vec::new(), INIT),
+        Act::Init => ("init", Vec::new(), SAY),
+        Act::GetVolumeName => ("getvolumename", vec![told(None)?], SAY),
+        Act::WaitForAttach => ("waitforattach", vec![device(), told(None)?], CALL),
+        Act::MountDevice => ("mountdevice", vec![of_device(true)?, device(), told(None)?], CALL),
+        Act::UnmountDevice => ("unmountdevice", vec![of_device(false)?], CALL),
         Act::Mount => {
-            let (pod, volume) = of_volume()?;
-            let wanted = question.options.as_ref().ok_or("the question says nothing of the volume")?;
-            let options = options::json(&pod, &volume, wanted)?;
-            let path = place::find(&places.root, &pod, &driver, &volume, true)?;
-            ("mount", vec![path.into(), options.into()], CALL)
+            let options = told(Some(&pod()?))?;
+            ("mount", vec![of_pod(true)?, options], CALL)
         }
-        Act::Unmount => {
-            let (pod, volume) = of_volume()?;
-            ("unmount", vec![place::find(&places.root, &pod, &driver, &volume, false)?.into()], CALL)
+        Act::Unmount => ("unmount", vec![of_pod(false)?], CALL),
+        Act::ExpandFs => {
+            let sizes = [question.new_size, question.old_size].map(|bytes| OsString::from(bytes.to_string()));
+            let [new, old] = sizes;
+            ("expandfs", vec![told(None)?, device(), of_pod(false)?, new, old], CALL)
         }
     };
     let program = driver::find(&places.drivers, &driver)?;
@@ -107,9 +114,12 @@ fn call(places: &Places, question: &FlexRequest) -> Result<Call, String> {
 
 fn reply(verdict: Verdict) -> FlexReply {
     match verdict {
-        Verdict::Done(capabilities) => {
-            FlexReply { outcome: Outcome::Done.into(), capabilities: Some(capabilities), ..FlexReply::default() }
-        }
+        Verdict::Done(Answer { capabilities, device }) => FlexReply {
+            outcome: Outcome::Done.into(),
+            capabilities: Some(capabilities),
+            device,
+            ..FlexReply::default()
+        },
         Verdict::NotSupported => FlexReply { outcome: Outcome::NotSupported.into(), ..FlexReply::default() },
         Verdict::Failed(message) => failed(message),
     }

@@ -30,7 +30,7 @@
 //! | module | decides |
 //! |---|---|
 //! | [`driver`] | whether a driver's program may be run |
-//! | [`place`] | which folder a volume has |
+//! | [`place`] | which folders a volume has |
 //! | [`options`] | what a driver is told |
 //! | [`verdict`] | what a driver's answer means |
 //! | [`calls`] | how many calls of a driver there may be, and how long one takes |

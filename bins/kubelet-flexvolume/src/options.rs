@@ -8,25 +8,28 @@ use base64::engine::general_purpose::STANDARD;
 use bulkhead_ipc::common::FlexVolume;
 use bulkhead_types::{PodUid, VolumeName};
 
-/// Sorted by keys, as upstream's. The volume's own options come last, and cannot be of the kubelet's names.
+/// Sorted by keys, as upstream's. The volume's own options come last, and cannot be of the kubelet's names. `pod`: whose mount it is;
+/// what is done once a node is told of no pod, and of no secret.
 ///
 /// # Errors
 /// An option has a name that is the kubelet's.
-pub fn json(pod: &PodUid, volume: &VolumeName, wanted: &FlexVolume) -> Result<String, String> {
+pub fn json(pod: Option<&PodUid>, volume: &VolumeName, wanted: &FlexVolume) -> Result<String, String> {
     let mut all = BTreeMap::new();
     let mut put = |key: &str, value: &str| all.insert(format!("kubernetes.io/{key}"), value.to_owned());
     put("fsType", &wanted.fs_type);
     put("readwrite", if wanted.read_only { "ro" } else { "rw" });
     put("pvOrVolumeName", volume.as_str());
-    put("pod.name", &wanted.pod_name);
-    put("pod.namespace", &wanted.pod_namespace);
-    put("pod.uid", pod.as_str());
-    put("serviceAccount.name", &wanted.service_account);
-    if let Some(group) = wanted.fs_group {
-        put("mounterArgs.FsGroup", &group.to_string());
-    }
-    for (key, value) in wanted.secret.iter().flat_map(|secret| &secret.data) {
-        put(&format!("secret/{key}"), &STANDARD.encode(value));
+    if let Some(pod) = pod {
+        put("pod.name", &wanted.pod_name);
+        put("pod.namespace", &wanted.pod_namespace);
+        put("pod.uid", pod.as_str());
+        put("serviceAccount.name", &wanted.service_account);
+        if let Some(group) = wanted.fs_group {
+            put("mounterArgs.FsGroup", &group.to_string());
+        }
+        for (key, value) in wanted.secret.iter().flat_map(|secret| &secret.data) {
+            put(&format!("secret/{key}"), &STANDARD.encode(value));
+        }
     }
     for (key, value) in &wanted.options {
         if is_reserved(key) {
@@ -51,7 +54,7 @@ mod tests {
     use bulkhead_ipc::common::FlexSecret;
 
     fn told(wanted: &FlexVolume) -> Result<String, String> {
-        json(&PodUid::parse("u").unwrap(), &VolumeName::parse("v").unwrap(), wanted)
+        json(Some(&PodUid::parse("u").unwrap()), &VolumeName::parse("v").unwrap(), wanted)
     }
 
     #[test]
@@ -73,6 +76,11 @@ mod tests {
                 + r#""kubernetes.io/pod.namespace":"n","kubernetes.io/pod.uid":"u","kubernetes.io/pvOrVolumeName":"v","#
                 + r#""kubernetes.io/readwrite":"ro","kubernetes.io/secret/password":"YQBi","#
                 + r#""kubernetes.io/serviceAccount.name":"default","share":"//s/p \"x\""}"#
+        );
+        let once = json(None, &VolumeName::parse("v").unwrap(), &wanted).unwrap();
+        assert_eq!(
+            once,
+            r#"{"kubernetes.io/fsType":"ext4","kubernetes.io/pvOrVolumeName":"v","kubernetes.io/readwrite":"ro","share":"//s/p \"x\""}"#
         );
         let least = told(&FlexVolume::default()).unwrap();
         assert!(least.contains(r#""kubernetes.io/fsType":"""#) && least.contains(r#""kubernetes.io/readwrite":"rw""#));

@@ -6,6 +6,8 @@ use serde_json::{Map, Value};
 
 /// Characters of a driver's message that are told.
 const MESSAGE_MAX: usize = 1024;
+/// Bytes of a driver's word for a device, which it is told again as it is.
+const DEVICE_MAX: usize = 4096;
 
 /// What a driver did.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,9 +22,17 @@ pub struct Said {
 /// What it means.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Verdict {
-    Done(FlexCapabilities),
+    Done(Answer),
     NotSupported,
     Failed(String),
+}
+
+/// What a driver has said beside that it has done it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Answer {
+    pub capabilities: FlexCapabilities,
+    /// Its word for a device.
+    pub device: String,
 }
 
 /// Pure. An answer that is none is not quoted: what a driver was told may stand in it.
@@ -33,14 +43,14 @@ pub fn verdict(command: &str, said: &Said) -> Verdict {
             "{command} command failed: the driver said more than an answer has room for, {ended}"
         ));
     }
-    let Some((status, message, capabilities)) = answer(&said.output) else {
+    let Some((status, message, answer)) = answer(&said.output) else {
         let bytes = said.output.len();
         return Verdict::Failed(format!(
             "{command} command failed: what the driver said ({bytes} bytes) is no answer in JSON, {ended}"
         ));
     };
     match status.as_str() {
-        "Success" if said.code == Some(0) => Verdict::Done(capabilities),
+        "Success" if said.code == Some(0) => Verdict::Done(answer),
         // Upstream calls it a driver's bug.
         "Success" => Verdict::Failed(ended),
         "Not supported" => Verdict::NotSupported,
@@ -48,8 +58,8 @@ pub fn verdict(command: &str, said: &Said) -> Verdict {
     }
 }
 
-/// Status, message and capabilities. Names of fields are found as Go finds them, whatever their case.
-fn answer(output: &[u8]) -> Option<(String, String, FlexCapabilities)> {
+/// Status, message and what else. Names of fields are found as Go finds them, whatever their case.
+fn answer(output: &[u8]) -> Option<(String, String, Answer)> {
     let Value::Object(all) = serde_json::from_slice(output).ok()? else { return None };
     let can = match field(&all, "capabilities") {
         None | Some(Value::Null) => Map::new(),
@@ -68,7 +78,16 @@ fn answer(output: &[u8]) -> Option<(String, String, FlexCapabilities)> {
         fs_group: flag("fsGroup", true)?,
         requires_fs_resize: flag("requiresFSResize", true)?,
     };
-    Some((text(&all, "status")?, text(&all, "message")?, capabilities))
+    Some((text(&all, "status")?, text(&all, "message")?, Answer { capabilities, device: device(&all)? }))
+}
+
+/// Nothing where there is none; what would not be told as it was said is no answer.
+fn device(all: &Map<String, Value>) -> Option<String> {
+    match field(all, "device") {
+        None | Some(Value::Null) => Some(String::new()),
+        Some(Value::String(text)) if text.len() <= DEVICE_MAX && !text.contains('\0') => Some(text.clone()),
+        Some(_) => None,
+    }
 }
 
 fn field<'a>(all: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
@@ -104,11 +123,14 @@ mod tests {
 
     #[test]
     fn answers_are_upstreams() {
-        assert_eq!(of(r#"{"status": "Success"}"#, 0), Verdict::Done(ALL));
-        assert_eq!(of("\n{\"Status\": \"Success\", \"unknown\": [1]}\n", 0), Verdict::Done(ALL));
+        let done = |capabilities| Verdict::Done(Answer { capabilities, device: String::new() });
+        assert_eq!(of(r#"{"status": "Success"}"#, 0), done(ALL));
+        let device = Answer { capabilities: ALL, device: "/dev/sdb".into() };
+        assert_eq!(of(r#"{"status": "Success", "device": "/dev/sdb"}"#, 0), Verdict::Done(device));
+        assert_eq!(of("\n{\"Status\": \"Success\", \"unknown\": [1]}\n", 0), done(ALL));
         let without = r#"{"status":"Success","capabilities":{"attach":false,"fsGroup":false,"SELinuxRelabel":false}}"#;
         let can = FlexCapabilities { attach: false, fs_group: false, selinux_relabel: false, ..ALL };
-        assert_eq!(of(without, 0), Verdict::Done(can));
+        assert_eq!(of(without, 0), done(can));
         for code in [0, 1] {
             assert_eq!(of(r#"{"status":"Not supported"}"#, code), Verdict::NotSupported);
             let why = "mount command failed, status: Failure, reason: no such share";
@@ -127,6 +149,8 @@ mod tests {
             "[]",
             "\"SECRET\"",
             "{\"status\": 1}",
+            "{\"status\": \"Success\", \"device\": [\"SECRET\"]}",
+            "{\"status\": \"Success\", \"device\": \"SECRET\\u0000\"}",
             "{\"status\": \"Success\", \"capabilities\": \"SECRET\"}",
             "{\"status\": \"Success\", \"capabilities\": {\"attach\": \"SECRET\"}}",
             &"[".repeat(10_000),

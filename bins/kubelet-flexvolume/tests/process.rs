@@ -98,6 +98,9 @@ fn question(act: Act, driver: &str) -> FlexRequest {
         pod_uid: "p".into(),
         volume: "data".into(),
         options: Some(options),
+        device: "/dev/of-attach".into(),
+        new_size: 20,
+        old_size: 10,
     }
 }
 
@@ -143,6 +146,50 @@ async fn a_driver_says_what_it_can_mounts_and_unmounts() {
     assert!(reply.outcome() == Outcome::Done && !is_mounted(&volume), "{reply:?}");
     let path = volume.display();
     assert_eq!(beside("calls"), format!("1 init \n3 mount {path}\n2 unmount {path}\n"));
+}
+
+const ATTACHES: &str = r#"echo "$@" >> "${0%/*}/calls"
+case "$1" in
+init) echo '{"status": "Success"}' ;;
+waitforattach) echo '{"status": "Success", "device": "/dev/of-the-machine"}' ;;
+mountdevice) mount -t tmpfs flex "$2" && echo '{"status": "Success"}' ;;
+unmountdevice) umount "$2" && echo '{"status": "Success"}' ;;
+expandfs) echo '{"status": "Success", "volumeNewSize": 20}' ;;
+*) echo '{"status": "Not supported"}'; exit 1 ;;
+esac"#;
+
+#[tokio::test]
+async fn a_driver_that_attaches_mounts_once_a_node_and_is_told_of_no_pod() {
+    let Some(world) = World::start() else { return };
+    let program = world.driver("v/d", ATTACHES);
+    let root = std::fs::canonicalize(world.folder.path()).unwrap().join("root");
+    let once = root.join("plugins/kubernetes.io/flexvolume/v/d/mounts/data");
+    let asked = async |act| world.ask(&question(act, "v/d")).await;
+    assert!(asked(Act::Init).await.capabilities.unwrap().attach);
+    let reply = world.ask(&question(Act::WaitForAttach, "v/d")).await;
+    assert_eq!((reply.outcome(), reply.device.as_str()), (Outcome::Done, "/dev/of-the-machine"));
+    for not in [Act::GetVolumeName, Act::Mount, Act::Unmount] {
+        assert_eq!(asked(not).await.outcome(), Outcome::NotSupported, "{not:?}");
+    }
+    world.fails(&question(Act::MountDevice, "v/d"), "is no volume's folder").await;
+    std::fs::create_dir_all(&once).unwrap();
+    assert!(asked(Act::MountDevice).await.outcome() == Outcome::Done && is_mounted(&once));
+    assert_eq!(asked(Act::ExpandFs).await.outcome(), Outcome::Done);
+    assert!(asked(Act::UnmountDevice).await.outcome() == Outcome::Done && !is_mounted(&once));
+    let calls = std::fs::read_to_string(program.with_file_name("calls")).unwrap();
+    let own = r#"{"kubernetes.io/fsType":"","kubernetes.io/pvOrVolumeName":"data","kubernetes.io/readwrite":"rw"}"#;
+    let (pods, once) = (world.volume().display().to_string(), once.display());
+    let expected = [
+        "init".to_owned(),
+        format!("waitforattach /dev/of-attach {own}"),
+        format!("getvolumename {own}"),
+        format!("unmount {pods}"),
+        format!("mountdevice {once} /dev/of-attach {own}"),
+        format!("expandfs {own} /dev/of-attach {pods} 20 10"),
+        format!("unmountdevice {once}"),
+    ];
+    let others: Vec<&str> = calls.lines().filter(|line| !line.starts_with("mount ")).collect();
+    assert_eq!(others, expected);
 }
 
 #[tokio::test]
@@ -206,6 +253,9 @@ async fn only_roots_programs_and_volumes_folders_are_touched() {
         (FlexRequest { pod_uid: "other".into(), ..question(Act::Mount, "v/d") }, "is no volume's folder"),
         (FlexRequest { pod_uid: "other".into(), ..question(Act::Unmount, "v/d") }, "is no volume's folder"),
         (FlexRequest { options: None, ..question(Act::Mount, "v/d") }, "says nothing of the volume"),
+        (FlexRequest { options: None, ..question(Act::WaitForAttach, "v/d") }, "says nothing of the volume"),
+        (FlexRequest { volume: "../x".into(), ..question(Act::MountDevice, "v/d") }, "is not valid"),
+        (question(Act::UnmountDevice, "v/d"), "is no volume's folder"),
     ] {
         world.fails(&bad, says).await;
     }

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use bulkhead_ipc::common::flex_reply::Outcome;
-use bulkhead_ipc::common::{FlexCapabilities, FlexReply, FlexRequest};
+use bulkhead_ipc::common::{FlexReply, FlexRequest};
 use bulkhead_ipc::helper::{AskError, Asker};
 
 /// The socket's name, among those that the launcher passes.
@@ -57,15 +57,15 @@ impl Flex {
         }
     }
 
-    /// What the driver can do, where that was asked.
+    /// What the driver has said beside that it has done it.
     ///
     /// # Errors
     /// See [`FlexError`].
-    pub async fn ask(&self, question: &FlexRequest) -> Result<FlexCapabilities, FlexError> {
+    pub async fn ask(&self, question: &FlexRequest) -> Result<FlexReply, FlexError> {
         let asker = self.0.get().cloned().unwrap_or_default();
         let reply: FlexReply = asker.ask_for(question, PATIENCE).await?;
         match reply.outcome() {
-            Outcome::Done => Ok(reply.capabilities.unwrap_or_default()),
+            Outcome::Done => Ok(reply),
             Outcome::NotSupported => Err(FlexError::NotSupported),
             Outcome::Late => Err(FlexError::Late(reply.message)),
             Outcome::Failed | Outcome::Unspecified => Err(FlexError::Failed(reply.message)),

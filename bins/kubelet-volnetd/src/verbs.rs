@@ -40,7 +40,7 @@ const fn verb(
 }
 
 #[rustfmt::skip]
-pub const VERBS: [Verb; 44] = [
+pub const VERBS: [Verb; 45] = [
     //    method                                            peers                            destructive  uses            precondition
     verb("/kubelet.volnetd.v1.Volumes/PreparePod",          &[Syncd],                        false, &[],                  "none"),
     verb("/kubelet.volnetd.v1.Volumes/SetUpEmptyDir",       &[Syncd],                        false, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE], "pod prepared; fsGroup 0 to 2147483647"),
@@ -50,8 +50,9 @@ pub const VERBS: [Verb; 44] = [
     verb("/kubelet.volnetd.v1.Volumes/SetUpNfs",            &[Syncd],                        false, &[SYS_ADMIN],         "pod prepared; addresses, absolute path, known options alone"),
     verb("/kubelet.volnetd.v1.Volumes/SetUpFc",             &[Syncd],                        false, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE], "pod prepared; hexadecimal names of targets, or printable ones of the disk; a file system and mount options of closed lists; fsGroup 0 to 2147483647"),
     verb("/kubelet.volnetd.v1.Volumes/SetUpIscsi",          &[Syncd],                        false, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE], "pod prepared; addresses with ports, names of targets, initiators and interfaces; CHAP of one line each; the rest as SetUpFc"),
-    verb("/kubelet.volnetd.v1.Volumes/SetUpFlex",           &[Syncd],                        false, &[CHOWN, FOWNER, FSETID, DAC_OVERRIDE], "pod prepared; a driver's name, whose program is root's in volumePluginDir and does not attach; kubelet-flexvolume is switched on; fsGroup 0 to 2147483647"),
-    verb("/kubelet.volnetd.v1.Volumes/EndDisk",             &[Syncd],                        true,  &[SYS_ADMIN],         "guard; a disk's folder that SetUpFc or SetUpIscsi has made; no pod has it, nor does anything else of the machine"),
+    verb("/kubelet.volnetd.v1.Volumes/AskFlexDriver",       &[Syncd],                        false, &[],                  "a driver's name, whose program is root's in volumePluginDir; kubelet-flexvolume is switched on"),
+    verb("/kubelet.volnetd.v1.Volumes/SetUpFlex",           &[Syncd],                        false, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE], "as AskFlexDriver; pod prepared; of a driver that attaches, and of no other, its word for a device; fsGroup 0 to 2147483647"),
+    verb("/kubelet.volnetd.v1.Volumes/EndDisk",             &[Syncd],                        true,  &[SYS_ADMIN],         "guard; a disk's folder that SetUpFc or SetUpIscsi has made, or SetUpFlex once a node; no pod has it, nor does anything else of the machine"),
     verb("/kubelet.volnetd.v1.Volumes/ListDisks",           &[Syncd, Evictiond, Operator],   false, &[],                  "none"),
     verb("/kubelet.volnetd.v1.Volumes/PrepareSubPath",      &[Syncd],                        false, &[SYS_ADMIN, DAC_OVERRIDE, FOWNER], "volume set up (rule 3), or an absolute hostPath without '..'; relative path without '..'"),
     verb("/kubelet.volnetd.v1.Volumes/TearDownPod",         &[Syncd],                        true,  &[SYS_ADMIN, DAC_OVERRIDE, FOWNER], "guard"),

@@ -131,6 +131,11 @@ pub enum Task {
         pod: PodUid,
         flex: FlexVolume,
     },
+    /// What is mounted once a node, into that folder.
+    BindFlex {
+        pod: PodUid,
+        flex: FlexVolume,
+    },
     GiveFlex {
         pod: PodUid,
         flex: FlexVolume,
@@ -237,6 +242,7 @@ impl Task {
             Task::EndDevice { volume } => format!("EndDevice of local volume {volume}"),
             Task::UnmountDevice { place } => format!("UnmountDevice of {place}"),
             Task::PrepareFlex { pod, flex } => format!("PrepareFlex of volume {} of pod {pod}", flex.volume),
+            Task::BindFlex { pod, flex } => format!("BindFlex of volume {} of pod {pod}", flex.volume),
             Task::GiveFlex { pod, flex, .. } => format!("GiveFlex of volume {} of pod {pod}", flex.volume),
             Task::UnbindFlex { pod, .. } => format!("UnbindFlex of pod {pod}"),
             Task::EndFlex { pod, flex, .. } => format!("EndFlex of volume {} of pod {pod}", flex.volume),
@@ -391,6 +397,10 @@ fn act(settings: &Settings, task: Task, fd: Option<OwnedFd>) -> Result<(Done, Op
             Done::Nothing
         }
         Task::PrepareFlex { pod, flex } => Done::Bound(flex::prepare(settings, &pod, &flex)?),
+        Task::BindFlex { pod, flex } => {
+            flex::bind(settings, &pod, &flex)?;
+            Done::Nothing
+        }
         Task::GiveFlex { pod, flex, group } => {
             flex::give(settings, &pod, &flex, group)?;
             Done::Nothing

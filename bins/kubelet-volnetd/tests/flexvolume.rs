@@ -30,6 +30,8 @@ struct State {
     attaches: bool,
     mount: Outcome,
     unmount: Outcome,
+    /// What is done once a node, but for the wait, and what makes a volume larger.
+    device: Outcome,
 }
 
 impl Driver {
@@ -45,27 +47,42 @@ impl Driver {
     fn answer(&self, root: &std::path::Path, question: &FlexRequest) -> FlexReply {
         let mut state = self.0.lock().unwrap();
         let folder = root.join(format!("pods/{}/volumes/v~d/{}", question.pod_uid, question.volume));
+        let once = root.join(format!("plugins/kubernetes.io/flexvolume/v/d/mounts/{}", question.volume));
         let (what, outcome) = match question.act() {
             Act::Init => ("init", Outcome::Done),
             Act::Mount => ("mount", state.mount),
             Act::Unmount => ("unmount", state.unmount),
+            Act::GetVolumeName => ("getvolumename", Outcome::NotSupported),
+            Act::WaitForAttach => ("waitforattach", Outcome::Done),
+            Act::MountDevice => ("mountdevice", state.device),
+            Act::UnmountDevice => ("unmountdevice", state.device),
+            Act::ExpandFs => ("expandfs", state.device),
             Act::Unspecified => ("nothing", Outcome::Failed),
         };
-        state.asked.push(format!("{what} {} {}", question.pod_uid, question.volume));
+        let parts = [what, &question.pod_uid, &question.volume, &question.device];
+        let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+        state.asked.push(parts.join(" "));
+        let told = question.options.as_ref();
+        let of_pod = told.is_some_and(|told| told.secret.is_some() || told.fs_group.is_some());
+        assert_eq!(of_pod, question.act() == Act::Mount, "{question:?}");
         if outcome == Outcome::Done {
-            let run = |program: &str, arguments: &[&str]| {
-                let ended = Command::new(program).args(arguments).arg(&folder).status().unwrap();
+            let run = |program: &str, arguments: &[&str], folder: &std::path::Path| {
+                let ended = Command::new(program).args(arguments).arg(folder).status().unwrap();
                 assert!(ended.success(), "{program} {arguments:?}");
             };
             match question.act() {
-                Act::Mount => run("mount", &["-t", "tmpfs", "flex"]),
-                Act::Unmount => run("umount", &[]),
-                Act::Init | Act::Unspecified => {}
+                Act::Mount => run("mount", &["-t", "tmpfs", "flex"], &folder),
+                Act::Unmount => run("umount", &[], &folder),
+                Act::MountDevice => run("mount", &["-t", "tmpfs", "flex"], &once),
+                Act::UnmountDevice => run("umount", &[], &once),
+                _ => {}
             }
         }
         let capabilities =
             FlexCapabilities { attach: state.attaches, fs_group: true, selinux_relabel: true, ..Default::default() };
-        FlexReply { outcome: outcome.into(), message: "no such share".into(), capabilities: Some(capabilities) }
+        let device = if question.act() == Act::WaitForAttach { "/dev/waited" } else { "" }.to_owned();
+        let message = "no such share".to_owned();
+        FlexReply { outcome: outcome.into(), message, capabilities: Some(capabilities), device }
     }
 }
 
@@ -107,7 +124,28 @@ fn request(pod: &str) -> SetUpFlexRequest {
         driver: "v/d".into(),
         options: Some(FlexVolume { fs_group: Some(2000), secret: Some(secret), ..FlexVolume::default() }),
         fs_group_on_root_mismatch: false,
+        device: None,
+        grow: None,
     }
+}
+
+/// Of a driver that attaches.
+fn attached(pod: &str) -> SetUpFlexRequest {
+    SetUpFlexRequest { device: Some("/dev/attached".into()), ..request(pod) }
+}
+
+fn end(world: &World, name: &str) -> EndDiskRequest {
+    let place = DiskPlace { plugin: "kubernetes.io/flexvolume".into(), name: name.into(), block: false };
+    EndDiskRequest { place: Some(place), guard: world.guard(1) }
+}
+
+async fn disks(volumes: &mut Volumes) -> Vec<(String, bool)> {
+    let mut stream = volumes.list_disks(ListDisksRequest {}).await.unwrap().into_inner();
+    let mut all = Vec::new();
+    while let Some(found) = stream.message().await.unwrap() {
+        all.push((found.place.unwrap().name, found.in_use));
+    }
+    all
 }
 
 fn tear_down(world: &World, pod: &str) -> TearDownPodRequest {
@@ -126,7 +164,7 @@ async fn a_driver_mounts_once_and_unmounts_before_the_folder_goes() {
         let reply = volumes.set_up_flex(request("p")).await.unwrap().into_inner();
         assert_eq!((reply.host_path, reply.relabel), (path.display().to_string(), true));
     }
-    assert_eq!(driver.asked(), ["init p data", "mount p data", "init p data"]);
+    assert_eq!(driver.asked(), ["init", "mount p data", "init"]);
     assert_eq!((world.mounts(&path).len(), std::fs::metadata(&path).unwrap().gid()), (1, 2000));
     let part = PrepareSubPathRequest {
         pod_uid: "p".into(),
@@ -175,6 +213,99 @@ async fn refusals_leave_no_folder_and_a_driver_that_does_not_unmount_leaves_it_t
     ] {
         assert_eq!(volumes.set_up_flex(bad).await.unwrap_err().code(), Code::InvalidArgument);
     }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_driver_that_attaches_mounts_once_a_node_for_two_pods() {
+    let Some((world, mut volumes, driver)) = with_driver(&["p", "q"]).await else { return };
+    driver.0.lock().unwrap().attaches = true;
+    driver.0.lock().unwrap().device = Outcome::Done;
+    driver.says(Outcome::NotSupported, Outcome::NotSupported);
+    let said = volumes.ask_flex_driver(AskFlexDriverRequest { driver: "v/d".into() }).await.unwrap().into_inner();
+    assert!(said.capabilities.unwrap().attach);
+    let once = world.dir.join("root/plugins/kubernetes.io/flexvolume/v/d/mounts/data");
+    let (p, q) = (folder(&world, "p"), folder(&world, "q"));
+    for pod in ["p", "p", "q"] {
+        volumes.set_up_flex(attached(pod)).await.unwrap();
+    }
+    let expected = [
+        "init",
+        "init",
+        "waitforattach data /dev/attached",
+        "getvolumename data",
+        "mountdevice data /dev/waited",
+        "mount p data",
+        "init",
+        "init",
+        "waitforattach data /dev/attached",
+        "mount q data",
+    ];
+    assert_eq!(driver.asked(), expected);
+    assert_eq!([&once, &p, &q].map(|point| world.mounts(point).len()), [1, 1, 1]);
+    std::fs::write(p.join("file"), "shared").unwrap();
+    assert_eq!(std::fs::metadata(q.join("file")).unwrap().len(), 6);
+    assert_eq!(std::fs::metadata(&q).unwrap().gid(), 2000);
+    assert_eq!(disks(&mut volumes).await, [("v/d/data".to_owned(), true)]);
+
+    let growth = Some(FlexGrowth { new_size: 2, old_size: 1 });
+    volumes.set_up_flex(SetUpFlexRequest { grow: growth, ..attached("p") }).await.unwrap();
+    assert_eq!(driver.asked(), ["init", "waitforattach data /dev/attached", "expandfs p data /dev/waited"]);
+    // Of what is no device nothing else grows.
+    driver.0.lock().unwrap().device = Outcome::NotSupported;
+    volumes.set_up_flex(SetUpFlexRequest { grow: growth, ..attached("p") }).await.unwrap();
+    driver.0.lock().unwrap().device = Outcome::Failed;
+    let refused = volumes.set_up_flex(SetUpFlexRequest { grow: growth, ..attached("p") }).await.unwrap_err();
+    assert_eq!(refused.message(), "no such share");
+    driver.0.lock().unwrap().device = Outcome::Done;
+    driver.asked();
+
+    // A pod has it; the other one's part goes without it.
+    assert!(volumes.tear_down_pod(tear_down(&world, "p")).await.unwrap().into_inner().done);
+    let refused = volumes.end_disk(end(&world, "v/d/data")).await.unwrap_err();
+    assert!(refused.message().contains("is in use by pod q"), "{refused:?}");
+    assert!(volumes.tear_down_pod(tear_down(&world, "q")).await.unwrap().into_inner().done);
+    volumes.end_disk(end(&world, "v/d/data")).await.unwrap();
+    assert_eq!(driver.asked(), ["unmount p data", "unmount q data", "unmountdevice data"]);
+    assert!(!once.exists() && disks(&mut volumes).await.is_empty());
+    // Once more: nothing is there, and nobody is asked.
+    volumes.end_disk(end(&world, "v/d/data")).await.unwrap();
+    assert!(driver.asked().is_empty());
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn what_a_driver_that_attaches_refuses_and_what_another_kubelet_has_left() {
+    let Some((world, mut volumes, driver)) = with_driver(&["p"]).await else { return };
+    driver.0.lock().unwrap().device = Outcome::Failed;
+    // It is attached or it is not, as its driver says.
+    let refused = volumes.set_up_flex(attached("p")).await.unwrap_err();
+    assert!(refused.code() == Code::Aborted && refused.message().contains("v/d attaches no volumes"), "{refused:?}");
+    driver.0.lock().unwrap().attaches = true;
+    let refused = volumes.set_up_flex(attached("p")).await.unwrap_err();
+    assert_eq!((refused.message(), refused.details()), ("no such share", &b"MountDevice"[..]));
+    // The folder says that it may be mounted once a node.
+    assert_eq!(disks(&mut volumes).await, [("v/d/data".to_owned(), false)]);
+    assert!(!folder(&world, "p").exists());
+    volumes.end_disk(end(&world, "v/d/data")).await.unwrap();
+    assert!(disks(&mut volumes).await.is_empty());
+    // A path that the driver has named and leaves to us, and that is no device.
+    driver.0.lock().unwrap().device = Outcome::NotSupported;
+    let refused = volumes.set_up_flex(attached("p")).await.unwrap_err();
+    assert!(refused.message().contains("/dev/waited") && refused.details() == b"MountDevice", "{refused:?}");
+    volumes.end_disk(end(&world, "v/d/data")).await.unwrap();
+
+    let left = world.dir.join("root/plugins/kubernetes.io/flexvolume/v/d/mounts/left");
+    std::fs::create_dir_all(&left).unwrap();
+    assert!(Command::new("mount").args(["-t", "tmpfs", "flex"]).arg(&left).status().unwrap().success());
+    assert_eq!(disks(&mut volumes).await, [("v/d/left".to_owned(), true)]);
+    driver.asked();
+    // A driver that does not unmount it leaves that to us.
+    volumes.end_disk(end(&world, "v/d/left")).await.unwrap();
+    assert!(driver.asked() == ["unmountdevice left"] && world.mounts(&left).is_empty() && !left.exists());
+    for bad in ["left", "../d/left", "kubernetes.io/nfs/left", "v/d/../left"] {
+        assert_eq!(volumes.end_disk(end(&world, bad)).await.unwrap_err().code(), Code::InvalidArgument, "{bad}");
+    }
+    let bad = SetUpFlexRequest { device: Some("x".repeat(4097)), ..request("p") };
+    assert_eq!(volumes.set_up_flex(bad).await.unwrap_err().code(), Code::InvalidArgument);
 }
 
 #[tokio::test(flavor = "current_thread")]

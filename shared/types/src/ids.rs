@@ -4,6 +4,7 @@
 //! `.` or `..`, no leading dot where the API forbids it, bounded length. A copy shares the text: a pod's uid is a key in many tables.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Why a text is not an id of the wanted kind.
@@ -169,6 +170,11 @@ impl FlexDriver {
         Self::parse(&name.replacen('~', "/", 1))
     }
 
+    /// Where its volumes are mounted once a node, below the root directory (upstream getDeviceMountPath).
+    pub fn mounts(&self) -> PathBuf {
+        Path::new("plugins/kubernetes.io/flexvolume").join(self.as_str()).join("mounts")
+    }
+
     /// The name of its program, in its folder.
     pub fn program(&self) -> &str {
         self.as_str().rsplit('/').next().unwrap_or_default()
@@ -229,6 +235,8 @@ mod tests {
         ] {
             let driver = FlexDriver::parse(name).unwrap();
             assert_eq!((driver.folder().as_str(), driver.program()), (folder, program));
+            let mounts = format!("plugins/kubernetes.io/flexvolume/{name}/mounts");
+            assert_eq!(driver.mounts(), PathBuf::from(mounts));
             assert_eq!(FlexDriver::of_folder(folder).unwrap(), driver);
         }
         for bad in

@@ -386,6 +386,7 @@ impl Volumes for Model {
         set_up_nfs(SetUpNfsRequest) -> SetUpVolumeReply;
         set_up_fc(SetUpFcRequest) -> SetUpVolumeReply;
         set_up_iscsi(SetUpIscsiRequest) -> SetUpVolumeReply;
+        ask_flex_driver(AskFlexDriverRequest) -> AskFlexDriverReply;
         set_up_flex(SetUpFlexRequest) -> SetUpFlexReply;
         end_disk(EndDiskRequest) -> EndDiskReply;
         prepare_sub_path(PrepareSubPathRequest) -> SetUpVolumeReply;

@@ -140,6 +140,8 @@ verbs! {
     set_up_nfs(VolumesClient, SetUpNfsRequest) -> SetUpVolumeReply, SLOW;
     set_up_fc(VolumesClient, SetUpFcRequest) -> SetUpVolumeReply, GIVES;
     set_up_iscsi(VolumesClient, SetUpIscsiRequest) -> SetUpVolumeReply, GIVES;
+    /// A driver has half a minute to say it.
+    ask_flex_driver(VolumesClient, AskFlexDriverRequest) -> AskFlexDriverReply, SLOW;
     set_up_flex(VolumesClient, SetUpFlexRequest) -> SetUpFlexReply, GIVES;
     end_disk(VolumesClient, EndDiskRequest) -> EndDiskReply, GIVES;
     prepare_sub_path(VolumesClient, PrepareSubPathRequest) -> SetUpVolumeReply, QUICK;

@@ -147,6 +147,9 @@ fn name_of(device: &api::CsiDevice, published: Option<(&str, &api::CsiVolumeData
 
 /// The name of a disk by its folder (upstream ConstructVolumeSpec of the plugin).
 fn disk_name(place: &api::DiskPlace) -> UniqueName {
+    if place.plugin == crate::spec::FLEX {
+        return UniqueName(place.name.clone());
+    }
     if place.plugin == crate::spec::ISCSI {
         let disk = place.name.split_once('/').map_or(place.name.as_str(), |(_, disk)| disk);
         // A portal's name may have a dash, and a target's begins with its kind.
@@ -160,6 +163,12 @@ fn disk_name(place: &api::DiskPlace) -> UniqueName {
         [wwns @ .., "lun", lun] => format!("{}/[{}]:{lun}", place.plugin, wwns.join(" ")),
         wwids => format!("{}/[{}]", place.plugin, wwids.join(" ")),
     })
+}
+
+/// Of a FlexVolume driver it is the driver itself.
+fn disk_plugin(place: &api::DiskPlace) -> String {
+    let driver = place.name.rsplit_once('/').filter(|_| place.plugin == crate::spec::FLEX);
+    driver.map_or(place.plugin.as_str(), |(driver, _)| driver).to_owned()
 }
 
 /// The name of a pod's volume of which nobody knows more than where it is.
@@ -339,7 +348,7 @@ impl ActualState {
         for place in disks.into_iter().filter_map(|found| found.place) {
             let volume = ActualVolume {
                 device: None,
-                plugin: place.plugin.clone(),
+                plugin: disk_plugin(&place),
                 staged: Presence::Uncertain,
                 staging_path: String::new(),
                 attachable: None,

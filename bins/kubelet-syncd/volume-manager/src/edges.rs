@@ -166,6 +166,10 @@ impl VolumeVerbs for NodeVerbs {
         async move { self.volnetd.set_up_iscsi(&for_pod(&request.pod_uid), request).await }.boxed()
     }
 
+    fn ask_flex_driver(&self, request: api::AskFlexDriverRequest) -> Reply<'_, api::AskFlexDriverReply> {
+        async move { self.volnetd.ask_flex_driver(&CallContext::new(), request).await }.boxed()
+    }
+
     fn set_up_flex(&self, request: api::SetUpFlexRequest) -> Reply<'_, api::SetUpFlexReply> {
         async move { self.volnetd.set_up_flex(&for_pod(&request.pod_uid), request).await }.boxed()
     }

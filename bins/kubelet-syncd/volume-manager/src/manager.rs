@@ -24,13 +24,13 @@ use crate::metrics::Operation;
 use crate::operations::driver_facts::DriverFacts;
 use crate::operations::expand::{Expand, Moment};
 use crate::operations::mount::Mount;
-use crate::operations::{Failure, Phase, unmount};
+use crate::operations::{Failure, Phase, flex, unmount};
 use crate::pod_facts::PodFacts;
 use crate::populator::resolve::Use;
 use crate::populator::{self, Unresolved};
 use crate::reconciler::{self, Action, Attacher, Look, NodeVolumes, Populating};
 use crate::selinux::Label;
-use crate::spec::{Source, UniqueName, VolumeSpec};
+use crate::spec::{FlexCan, Source, UniqueName, VolumeSpec};
 use crate::statistics::Statistics;
 
 /// A list that could not be had is asked for again after this time.
@@ -166,12 +166,13 @@ impl VolumeManager {
         let reader = &*self.context.ports.reader;
         let resolved = futures_util::future::join_all(used.map(|(volume, used)| async move {
             let has = self.has(uid, &volume.name);
-            let found = populator::populate(reader, pod, volume, used, has.as_ref()).await;
-            let found = found.and_then(|spec| {
+            let found = async {
+                let spec = populator::populate(reader, pod, volume, used, has.as_ref()).await?;
+                let spec = self.with_driver(uid, &volume.name, spec).await?;
                 let facts = self.facts(&spec)?;
-                Ok((spec, facts))
-            });
-            (volume.name.clone(), found)
+                Ok::<_, Unresolved>((spec, facts))
+            };
+            (volume.name.clone(), found.await)
         }))
         .await;
         let mut world = self.context.world();
@@ -288,6 +289,33 @@ impl VolumeManager {
             claim.capacity = there.claim_size;
         }
         Some(spec)
+    }
+
+    /// A FlexVolume driver says what it can do, before the volume has a name. What a pod has, it has of the driver that there was.
+    async fn with_driver(&self, uid: &PodUid, name: &str, mut spec: VolumeSpec) -> Result<VolumeSpec, Unresolved> {
+        let Source::Flex(source) = &mut spec.source else { return Ok(spec) };
+        if let Some(known) = self.known_driver(uid, name, &source.driver) {
+            source.can = known;
+            return Ok(spec);
+        }
+        let request = api::AskFlexDriverRequest { driver: source.driver.clone() };
+        let said = self.context.ports.verbs.ask_flex_driver(request).await.map_err(|error| {
+            let Failure { text, away, .. } = Failure::verb(Phase::NewMounter, &error);
+            let text = format!("failed to get Plugin from volumeSpec for volume {:?} err={text}", spec.name);
+            Unresolved { text, away }
+        })?;
+        source.can = flex::can(said.capabilities.unwrap_or_default());
+        Ok(spec)
+    }
+
+    fn known_driver(&self, uid: &PodUid, name: &str, driver: &str) -> Option<FlexCan> {
+        let world = self.context.world();
+        let (unique, volume) = world.desired.pods.get(uid)?.named(name)?;
+        let is_there = world.actual.published(unique, uid)?.presence == Presence::Yes;
+        match &volume.spec.source {
+            Source::Flex(source) if is_there && source.driver == driver => Some(source.can),
+            _ => None,
+        }
     }
 
     fn facts(&self, spec: &VolumeSpec) -> Result<DriverFacts, Unresolved> {
@@ -814,14 +842,15 @@ async fn operate(context: Arc<Context>, action: Action) {
     context.touch();
 }
 
-/// What upstream's plugins do where no controller attaches: nothing, but for CSI's, which leaves it to the controller.
+/// What upstream's plugins do where no controller attaches: nothing, but for CSI's, which leaves it to the controller. Of FlexVolume
+/// drivers' none is there.
 fn attach(context: &Context, volume: &UniqueName, uid: &PodUid) -> Result<(), Failure> {
     let wanted = {
         let mut world = context.world();
         let World { desired, attacher, .. } = &mut *world;
         let Some(pod) = desired.pods.get(uid) else { return Ok(()) };
         let Some(wanted) = pod.volumes.get(volume) else { return Ok(()) };
-        if wanted.spec.csi().is_some() {
+        if matches!(wanted.spec.source, Source::Csi(_) | Source::Flex(_)) {
             return Err(Failure::new(Phase::Attach, "attaching volumes from the kubelet is not supported"));
         }
         if let Attacher::Node(attached) = attacher {

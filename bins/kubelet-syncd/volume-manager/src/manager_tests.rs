@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bulkhead_csi::v1 as csi;
-use bulkhead_ipc::common::DestructiveGuard;
+use bulkhead_ipc::common::{DestructiveGuard, FlexCapabilities};
 use bulkhead_ipc::syncd::ClaimStatus;
 use bulkhead_ipc::volnetd as api;
 use futures_util::FutureExt as _;
@@ -26,6 +26,8 @@ use crate::selinux::SeLinuxMount;
 
 #[path = "manager_expand_tests.rs"]
 mod expansion;
+#[path = "manager_flex_tests.rs"]
+mod flexvolume;
 #[path = "manager_selinux_tests.rs"]
 mod selinux;
 
@@ -47,6 +49,8 @@ struct Outside {
     staged: Mutex<BTreeMap<String, (api::CsiDevice, bool)>>,
     published: Mutex<BTreeMap<(String, String), (api::CsiVolumeData, bool)>>,
     disks: Mutex<BTreeSet<String>>,
+    /// What a FlexVolume driver says it can do; the claim's volume is its. `None`: there is none, and the volume is CSI's.
+    flex: Mutex<Option<FlexCapabilities>>,
     events: Mutex<Vec<String>>,
     epoch: watch::Sender<u64>,
     node: watch::Sender<Option<Arc<Node>>>,
@@ -97,6 +101,7 @@ impl Outside {
             staged: Mutex::default(),
             published: Mutex::default(),
             disks: Mutex::default(),
+            flex: Mutex::default(),
             events: Mutex::default(),
             epoch: watch::Sender::new(1),
             node: watch::Sender::new(Some(Arc::new(serde_json::from_value(node).unwrap()))),
@@ -392,11 +397,29 @@ impl VolumeVerbs for End {
         async { Ok(api::SetUpVolumeReply { host_path: "/fc".into(), ..Default::default() }) }.boxed()
     }
 
+    fn ask_flex_driver(&self, request: api::AskFlexDriverRequest) -> Reply<'_, api::AskFlexDriverReply> {
+        self.0.say(format!("AskFlexDriver {}", request.driver));
+        let said = match *lock(&self.0.flex) {
+            Some(_) if request.driver == "v/off" => Err(Status::aborted("off")),
+            None => Err(Status::unavailable("starting")),
+            capabilities => Ok(api::AskFlexDriverReply { capabilities }),
+        };
+        async { said.map_err(|source| flexvolume::refusal("ask_flex_driver", source)) }.boxed()
+    }
+
     fn set_up_flex(&self, request: api::SetUpFlexRequest) -> Reply<'_, api::SetUpFlexReply> {
-        let told = request.options.unwrap_or_default();
-        let secret = told.secret.map(|secret| secret.data.into_keys().collect::<Vec<_>>());
-        self.0.say(format!("SetUpFlex {} {} {:?} {}", request.volume, request.driver, secret, told.read_only));
-        async { Ok(api::SetUpFlexReply { host_path: "/flex".into(), relabel: false }) }.boxed()
+        self.0.say(flexvolume::shown(&request));
+        if request.device.is_some() {
+            lock(&self.0.disks).insert(format!("{}/{}", request.driver, request.volume));
+        }
+        let does = lock(&self.0.script).get_mut("SetUpFlex").and_then(VecDeque::pop_front);
+        async {
+            match does {
+                Some(Does::Fail(source)) => Err(flexvolume::refusal("set_up_flex", source)),
+                _ => Ok(api::SetUpFlexReply { host_path: "/flex".into(), relabel: false }),
+            }
+        }
+        .boxed()
     }
 
     fn set_up_iscsi(&self, request: api::SetUpIscsiRequest) -> Reply<'_, api::SetUpVolumeReply> {
@@ -414,8 +437,9 @@ impl VolumeVerbs for End {
 
     fn list_disks(&self) -> Reply<'_, Vec<api::DiskState>> {
         let disks = lock(&self.0.disks).clone().into_iter();
-        let state = |name| api::DiskState {
-            place: Some(api::DiskPlace { plugin: "kubernetes.io/fc".into(), name, block: false }),
+        let plugin = |name: &str| if name.contains('/') { "kubernetes.io/flexvolume" } else { "kubernetes.io/fc" };
+        let state = |name: String| api::DiskState {
+            place: Some(api::DiskPlace { plugin: plugin(&name).into(), name, block: false }),
             in_use: true,
         };
         let disks = disks.map(state).collect();
@@ -447,6 +471,11 @@ impl ClusterReader for End {
             "accessModes": ["ReadWriteOnce"], "csi": {"driver": "d", "volumeHandle": "h"}}});
         if self.0.selinux.is_some() {
             volume["spec"]["accessModes"] = json!(["ReadWriteOncePod"]);
+        }
+        if lock(&self.0.flex).is_some() {
+            let spec = volume["spec"].as_object_mut().unwrap();
+            spec.remove("csi");
+            spec.insert("flexVolume".into(), json!({"driver": "v/d", "fsType": "xfs"}));
         }
         let size = lock(&self.0.growth).volume;
         if !size.is_empty() {
@@ -849,31 +878,6 @@ async fn an_export_is_mounted_in_each_life_of_a_static_pod() {
         assert!(manager.counts().1.values().all(|count| *count == 0));
     }
     assert!(outside.events().is_empty() && manager.in_use().borrow().names.is_empty());
-}
-
-fn pod_with_driver(volume: &serde_json::Value) -> Arc<Pod> {
-    let pod = json!({"metadata": {"name": "a", "namespace": "ns", "uid": "a"}, "spec": {
-        "containers": [{"name": "c", "volumeMounts": [{"name": "data", "mountPath": "/d"}]}],
-        "volumes": [{"name": "data", "flexVolume": volume}]}});
-    Arc::new(serde_json::from_value(pod).unwrap())
-}
-
-/// An inline volume of a FlexVolume driver goes with its pod's folder, as an export does.
-#[tokio::test(start_paused = true)]
-async fn a_flexvolume_driver_is_told_of_its_volume() {
-    let outside = Outside::new();
-    let manager = outside.manager();
-    manager.want(&uid("a"), &pod_with_driver(&json!({"driver": "v/d", "readOnly": true}))).await;
-    manager.folders_ready(&uid("a"));
-    let found = manager.mounted(&uid("a"), LONG).await.unwrap();
-    let root = Root::Flex { driver: "v/d".into() };
-    assert_eq!((&found["data"].root, &found["data"].host_path), (&root, &PathBuf::from("/flex")));
-    assert!(!found["data"].relabel && found["data"].read_only);
-    assert_eq!(outside.log(), ["SetUpFlex data v/d None true"]);
-    assert!(manager.statistics().all().collect::<Vec<_>>().await.is_empty());
-    manager.end(&uid("a"));
-    manager.unmounted(&uid("a"), LONG).await.unwrap();
-    assert!(manager.in_use().borrow().names.is_empty());
 }
 
 fn pod_with_disk(uid: &str) -> Arc<Pod> {

@@ -67,6 +67,7 @@ pub trait VolumeVerbs: Send + Sync + Debug {
     fn set_up_nfs(&self, request: api::SetUpNfsRequest) -> Reply<'_, api::SetUpVolumeReply>;
     fn set_up_fc(&self, request: api::SetUpFcRequest) -> Reply<'_, api::SetUpVolumeReply>;
     fn set_up_iscsi(&self, request: api::SetUpIscsiRequest) -> Reply<'_, api::SetUpVolumeReply>;
+    fn ask_flex_driver(&self, request: api::AskFlexDriverRequest) -> Reply<'_, api::AskFlexDriverReply>;
     fn set_up_flex(&self, request: api::SetUpFlexRequest) -> Reply<'_, api::SetUpFlexReply>;
     fn end_disk(&self, request: api::EndDiskRequest) -> Reply<'_, api::EndDiskReply>;
     fn list_disks(&self) -> Reply<'_, Vec<api::DiskState>>;

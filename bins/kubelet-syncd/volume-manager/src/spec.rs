@@ -11,6 +11,8 @@ use k8s_openapi::api::core::v1::VolumeNodeAffinity;
 pub const FC: &str = "kubernetes.io/fc";
 /// The same of iSCSI.
 pub const ISCSI: &str = "kubernetes.io/iscsi";
+/// The same of all FlexVolume drivers, below which their volumes are mounted once a node.
+pub const FLEX: &str = "kubernetes.io/flexvolume";
 
 /// The node's name of a volume (upstream UniqueVolumeName). What is attached is listed by it in the Node's status.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -161,6 +163,18 @@ pub struct FlexSource {
     pub options: BTreeMap<String, String>,
     /// Its namespace is empty where it is the pod's.
     pub secret: Option<ObjectRef>,
+    pub can: FlexCan,
+}
+
+/// What a FlexVolume driver says it can do, as far as it makes a difference to what is done next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FlexCan {
+    /// A controller attaches its volumes, and it mounts them once a node.
+    pub attach: bool,
+    /// It has a part in expansions.
+    pub expand: bool,
+    /// What is mounted has figures.
+    pub measure: bool,
 }
 
 /// What makes a volume.
@@ -229,11 +243,12 @@ impl VolumeSpec {
         }
     }
 
-    /// Where kubelet-volnetd has it once a node, if it is a disk that is attached.
+    /// Where kubelet-volnetd has it once a node, if it is a disk that is attached, or a FlexVolume driver's that attaches.
     pub fn place(&self) -> Option<DiskPlace> {
         let (plugin, name) = match &self.source {
             Source::Fc(source) => (FC, source.folder()?),
             Source::Iscsi(source) => (ISCSI, source.folder(&self.name)),
+            Source::Flex(source) if source.can.attach => (FLEX, format!("{}/{}", source.driver, self.name)),
             _ => return None,
         };
         Some(DiskPlace { plugin: plugin.to_owned(), name, block: self.block })
@@ -241,7 +256,11 @@ impl VolumeSpec {
 
     /// Whether the node has a part in its expansion.
     pub fn grows(&self) -> bool {
-        matches!(self.source, Source::Csi(_) | Source::Local { .. })
+        match &self.source {
+            Source::Csi(_) | Source::Local { .. } => true,
+            Source::Flex(source) => source.can.expand,
+            Source::Nfs { .. } | Source::HostPath { .. } | Source::Fc(_) | Source::Iscsi(_) => false,
+        }
     }
 
     /// Whether it may become larger for a pod that has it.
@@ -271,6 +290,8 @@ impl VolumeSpec {
             Source::HostPath { .. } => format!("kubernetes.io/host-path/{pod_uid}-{}", self.name),
             Source::Nfs { .. } => format!("kubernetes.io/nfs/{pod_uid}-{}", self.name),
             Source::Fc(source) => format!("{FC}/{}", source.volume_name()),
+            // As upstream, pods with volumes of their own have one of such a name together.
+            Source::Flex(source) if source.can.attach => format!("{}/{}", source.driver, self.name),
             // Upstream GetUniqueVolumeNameFromSpecWithPod, of a plugin that does not attach.
             Source::Flex(source) => format!("{}/{pod_uid}-{}", source.driver, self.name),
             Source::Iscsi(source) => {

@@ -125,6 +125,9 @@ impl Statistics {
                     {
                         (String::new(), String::new(), there.host_path.clone())
                     }
+                    Source::Flex(source) if source.can.measure => {
+                        (String::new(), String::new(), there.host_path.clone())
+                    }
                     Source::Local { .. }
                     | Source::Nfs { .. }
                     | Source::HostPath { .. }

@@ -20,7 +20,7 @@ use crate::volumes::disk::{Device, DiskError, Found, fc, global, iscsi, look, ma
 use crate::worker::{self, Done, Task};
 
 /// The disk is not there: kubelet-syncd says so in upstream's words.
-const ATTACH: &[u8] = b"WaitForAttach";
+pub(super) const ATTACH: &[u8] = b"WaitForAttach";
 
 /// One that is attached.
 #[derive(Debug, Clone)]
@@ -42,7 +42,7 @@ impl Disk {
     pub fn of_place(place: &DiskPlace) -> Result<Self, InvalidRequest> {
         match place.plugin {
             Plugin::Iscsi => iscsi::Disk::of_folder(&place.name).map(|disk| Disk::Iscsi(disk, None)),
-            Plugin::Fc | Plugin::Local => fc::Disk::of_folder(&place.name).map(Disk::Fc),
+            Plugin::Fc | Plugin::Local | Plugin::Flex => fc::Disk::of_folder(&place.name).map(Disk::Fc),
         }
     }
 
@@ -80,7 +80,7 @@ pub async fn set_up(node: Arc<Node>, lock: crate::node::PodLock, wanted: Wanted,
                 (other, _) => Err(unexpected(&other)),
             };
         }
-        mount_once(&node, &wanted, &place, &device, &held).await?;
+        mount_once(&node, wanted.file_system.clone()?, wanted.grow, &place, &device, &held).await?;
         let mut local = wanted.local;
         local.path = place.point(&node.settings);
         let task = |may_mount| Task::SetUpLocal { pod: pod.clone(), local: local.clone(), again, may_mount };

@@ -1,23 +1,24 @@
-//! Volumes of FlexVolume drivers: what kubelet-flexvolume is asked, and what is done with the folder before and after.
+//! Volumes of FlexVolume drivers: what kubelet-flexvolume is asked, and what is done with the pod's folder before and after.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bulkhead_ipc::common::flex_request::Act;
-use bulkhead_ipc::common::{FlexRequest, FlexVolume as Told};
-use bulkhead_types::PodUid;
+use bulkhead_ipc::common::{FlexCapabilities, FlexRequest, FlexVolume as Told};
+use bulkhead_types::{FlexDriver, PodUid};
 use tonic::{Code, Status};
 
-use super::{on_the_pool, to_its_end, unexpected};
+use super::{flex_device, on_the_pool, to_its_end, unexpected};
 use crate::flexvolume::FlexError;
 use crate::journal::Intent;
 use crate::metrics::StorageOperation;
 use crate::node::{Node, PodLock};
-use crate::volumes::VolumeError;
+use crate::volumes::disk::map;
 use crate::volumes::empty_dir::Group;
-use crate::volumes::flex::{self, FLEX, FlexVolume};
+use crate::volumes::flex::{self, FlexVolume};
 use crate::volumes::teardown::Kept;
+use crate::volumes::{FLEX, VolumeError};
 use crate::worker::{self, Done, Task};
 
 /// What is wanted of a volume.
@@ -29,6 +30,17 @@ pub struct Wanted {
     pub told: Told,
     /// Unless the driver does that.
     pub group: Option<Group>,
+    /// What the Node says of its device: a controller has attached it.
+    pub device: Option<String>,
+    /// The driver is to have its file system grow.
+    pub growth: Option<Growth>,
+}
+
+/// Sizes in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Growth {
+    pub new: i64,
+    pub old: i64,
 }
 
 /// What came of it.
@@ -38,7 +50,7 @@ pub struct Ready {
     pub relabel: bool,
 }
 
-fn refused(error: &FlexError) -> Status {
+pub(super) fn refused(error: &FlexError) -> Status {
     let code = match error {
         FlexError::Ask(_) => Code::Unavailable,
         FlexError::Off | FlexError::NotSupported | FlexError::Failed(_) | FlexError::Late(_) => Code::Aborted,
@@ -46,23 +58,39 @@ fn refused(error: &FlexError) -> Status {
     Status::new(code, bulkhead_types::chain(error))
 }
 
-fn question(act: Act, pod: &PodUid, flex: &FlexVolume, options: Option<Told>) -> FlexRequest {
-    FlexRequest {
-        act: act.into(),
-        driver: flex.driver.to_string(),
-        pod_uid: pod.to_string(),
-        volume: flex.volume.to_string(),
-        options,
+/// About a volume, without what only some are asked with.
+pub(super) fn question(act: Act, flex: &FlexVolume) -> FlexRequest {
+    let (driver, volume) = (flex.driver.to_string(), flex.volume.to_string());
+    FlexRequest { act: act.into(), driver, volume, ..FlexRequest::default() }
+}
+
+fn of_pod(act: Act, pod: &PodUid, flex: &FlexVolume) -> FlexRequest {
+    FlexRequest { pod_uid: pod.to_string(), ..question(act, flex) }
+}
+
+/// What a driver says it can do.
+///
+/// # Errors
+/// There is none that is run, or it fails.
+pub async fn capabilities(node: &Arc<Node>, driver: &FlexDriver) -> Result<FlexCapabilities, Status> {
+    let init = FlexRequest { act: Act::Init.into(), driver: driver.to_string(), ..FlexRequest::default() };
+    let said = node.flex.ask(&init).await.map_err(|error| refused(&error))?;
+    let can = said.capabilities.unwrap_or_default();
+    if can.attach && driver.program() == map::MOUNTS {
+        // Its folder could not be told from that of a driver that is called as its vendor.
+        let why = format!("FlexVolume driver {driver} attaches volumes: none of that name can");
+        return Err(Status::aborted(why));
     }
+    Ok(can)
 }
 
 /// As long as a caller waits for a driver that mounts. kubelet-syncd waits longer, and would not tell the pod why.
 const MOUNTS: Duration = Duration::from_secs(90);
 /// As long as a tear-down waits for a driver that unmounts, for the same reason.
-const UNMOUNTS: Duration = Duration::from_secs(40);
+pub(super) const UNMOUNTS: Duration = Duration::from_secs(40);
 
 /// Waits so long for work that goes on in any case, and holds the pod's lock until its end.
-async fn waits<T>(
+pub(super) async fn waits<T>(
     flex: &FlexVolume,
     act: &str,
     patience: Duration,
@@ -92,17 +120,15 @@ pub async fn set_up(node: Arc<Node>, lock: PodLock, wanted: Wanted) -> Result<Re
 }
 
 async fn mounted(node: &Arc<Node>, lock: &Arc<PodLock>, wanted: Wanted) -> Result<Ready, Status> {
-    let Wanted { pod, flex, told, group } = wanted;
-    let init = question(Act::Init, &pod, &flex, None);
-    let can = node.flex.ask(&init).await.map_err(|error| refused(&error))?;
-    if can.attach {
-        let driver = &flex.driver;
-        return Err(Status::aborted(format!(
-            "FlexVolume driver {driver} attaches volumes (its answer to init does not say \"attach\": false), which this node does not do"
-        )));
+    let Wanted { pod, flex, group, growth, .. } = &wanted;
+    let can = capabilities(node, &flex.driver).await?;
+    if can.attach != wanted.device.is_some() {
+        // It is another one than kubelet-syncd was told of, which asks again.
+        let does = if can.attach { "attaches volumes, and this one is not attached" } else { "attaches no volumes" };
+        return Err(Status::aborted(format!("FlexVolume driver {} {does}", flex.driver)));
     }
     let intent = Intent::Mount { plugin: flex.driver.to_string(), volume: flex.volume.clone() };
-    let again = node.journal.of(&pod).contains(&intent);
+    let again = node.journal.of(pod).contains(&intent);
     let (of, what) = (pod.clone(), intent.clone());
     on_the_pool(node, move |node| node.journal.begin(&of, what).map_err(VolumeError::from)).await?;
     let task = Task::PrepareFlex { pod: pod.clone(), flex: flex.clone() };
@@ -110,31 +136,93 @@ async fn mounted(node: &Arc<Node>, lock: &Arc<PodLock>, wanted: Wanted) -> Resul
         (Done::Bound(there), _) => there.is_some(),
         (other, _) => return Err(unexpected(&other)),
     };
-    let ready = Ready { path: flex.path(&node.settings, &pod), relabel: can.selinux_relabel };
-    if is_mounted && !again {
-        node.journal.end(&pod, &intent);
-        return Ok(ready);
+    // Until it is the pod's as well, nobody unmounts what is mounted once a node.
+    let mut held = None;
+    if can.attach && !(is_mounted && growth.is_none()) {
+        held = Some(flex_device::lock(node, flex).await?);
     }
-    if !is_mounted && let Err(error) = node.flex.ask(&question(Act::Mount, &pod, &flex, Some(told))).await {
-        if matches!(error, FlexError::Off | FlexError::NotSupported | FlexError::Failed(_)) {
+    if !is_mounted && let Err((status, leaves_nothing)) = mount(node, lock, &wanted, held.as_ref()).await {
+        if leaves_nothing {
             // As upstream: what could not be mounted leaves no folder.
             let task = Task::EndFlex { pod: pod.clone(), flex: flex.clone(), may_unmount: false };
             match worker::call(&node.workers, &task, None, lock.clone()).await {
-                Ok(_) => node.journal.end(&pod, &intent),
+                Ok(_) => node.journal.end(pod, &intent),
                 Err(status) => {
                     tracing::warn!(%pod, volume = %flex.volume, error = status.message(), "its folder stays")
                 }
             }
         }
-        return Err(refused(&error));
+        return Err(status);
     }
-    if let Some(group) = group.filter(|_| can.fs_group) {
+    if (!is_mounted || again)
+        && let Some(group) = group.filter(|_| can.fs_group)
+    {
         let task = Task::GiveFlex { pod: pod.clone(), flex: flex.clone(), group };
         worker::call(&node.workers, &task, None, lock.clone()).await?;
     }
-    node.journal.end(&pod, &intent);
-    tracing::info!(%pod, volume = %flex.volume, driver = %flex.driver, "a FlexVolume driver has mounted a volume");
-    Ok(ready)
+    node.journal.end(pod, &intent);
+    if let Some(growth) = growth {
+        grow(node, &wanted, *growth, held.as_ref()).await?;
+    }
+    if !is_mounted {
+        tracing::info!(%pod, volume = %flex.volume, driver = %flex.driver, "a FlexVolume driver has mounted a volume");
+    }
+    Ok(Ready { path: flex.path(&node.settings, pod), relabel: can.selinux_relabel })
+}
+
+/// The driver mounts it, or leaves that to a bind of what it has mounted once a node. `held`: the lock of that, of a driver that attaches.
+///
+/// # Errors
+/// With whether the folder is as it was.
+async fn mount(
+    node: &Arc<Node>,
+    lock: &Arc<PodLock>,
+    wanted: &Wanted,
+    held: Option<&Arc<PodLock>>,
+) -> Result<(), (Status, bool)> {
+    let Wanted { pod, flex, told, device, .. } = wanted;
+    if let (Some(held), Some(device)) = (held, device) {
+        flex_device::mount_once(node, flex, told, device, held).await.map_err(|status| (status, true))?;
+    }
+    let question = FlexRequest { options: Some(told.clone()), ..of_pod(Act::Mount, pod, flex) };
+    match node.flex.ask(&question).await {
+        Ok(_) => Ok(()),
+        Err(FlexError::NotSupported) if held.is_some() => {
+            let task = Task::BindFlex { pod: pod.clone(), flex: flex.clone() };
+            let bound = worker::call(&node.workers, &task, None, lock.clone()).await;
+            bound.map(|_| ()).map_err(|status| (status, true))
+        }
+        Err(error) => {
+            let leaves_nothing = matches!(error, FlexError::Off | FlexError::NotSupported | FlexError::Failed(_));
+            Err((refused(&error), leaves_nothing))
+        }
+    }
+}
+
+/// The driver has the file system grow, or leaves that to kubelet-disks, where a device is mounted once a node (upstream `expander.go`).
+async fn grow(
+    node: &Arc<Node>,
+    wanted: &Wanted,
+    Growth { new, old }: Growth,
+    held: Option<&Arc<PodLock>>,
+) -> Result<(), Status> {
+    let Wanted { pod, flex, told, device, .. } = wanted;
+    let device = match device {
+        Some(device) => flex_device::attached(node, flex, told, device).await?,
+        None => String::new(),
+    };
+    let (new_size, old_size) = (new, old);
+    let about = of_pod(Act::ExpandFs, pod, flex);
+    let question = FlexRequest { options: Some(flex_device::of_all(told)), device, new_size, old_size, ..about };
+    match (node.flex.ask(&question).await, held) {
+        (Ok(_), _) => {}
+        (Err(FlexError::NotSupported), Some(held)) => flex_device::grow(node, flex, told, held).await?,
+        // No device is known of: there is nothing to do.
+        (Err(FlexError::NotSupported), None) => {}
+        (Err(error), _) => return Err(refused(&error)),
+    }
+    tracing::info!(%pod, volume = %flex.volume, driver = %flex.driver, new, "a FlexVolume driver's volume has grown");
+    Ok(())
 }
 
 /// Has drivers unmount what a pod has of them; answers what is left.
@@ -169,7 +257,7 @@ async fn unmounted(node: &Arc<Node>, pod: &PodUid, lock: &Arc<PodLock>, flex: &F
     let task = Task::UnbindFlex { pod: pod.clone(), volumes: vec![flex.clone()] };
     worker::call(&node.workers, &task, None, lock.clone()).await?;
     let end = |may_unmount| Task::EndFlex { pod: pod.clone(), flex: flex.clone(), may_unmount };
-    match node.flex.ask(&question(Act::Unmount, pod, flex, None)).await {
+    match node.flex.ask(&of_pod(Act::Unmount, pod, flex)).await {
         Ok(_) => worker::call(&node.workers, &end(false), None, lock.clone()).await?,
         Err(FlexError::NotSupported) => worker::call(&node.workers, &end(true), None, lock.clone()).await?,
         // An empty folder on which nothing is mounted is no driver's any more, or not yet: most drivers cannot unmount that.

@@ -114,7 +114,7 @@ pub async fn set_up(node: Arc<Node>, lock: PodLock, wanted: Wanted) -> Result<Re
             }
             Found::Device(device) => {
                 let held = Arc::new(node.lock_staged(key(&place), &what).await?);
-                mount_once(&node, &wanted, &place, &device, &held).await?;
+                mount_once(&node, wanted.file_system.clone()?, wanted.grow, &place, &device, &held).await?;
                 local.path = place.point(&node.settings);
                 Some(held)
             }
@@ -143,12 +143,13 @@ async fn other_group(node: &Arc<Node>, pod: &PodUid, local: &Local) -> Result<Op
 /// The device is mounted at its place, and fills it where that is wanted. The volume's lock is held.
 pub(super) async fn mount_once(
     node: &Arc<Node>,
-    wanted: &Wanted,
+    file_system: FileSystem,
+    grows: bool,
     place: &DiskPlace,
     device: &Device,
     held: &Arc<PodLock>,
 ) -> Result<(), Status> {
-    let FileSystem { fs_type, options } = wanted.file_system.clone()?;
+    let FileSystem { fs_type, options } = file_system;
     let (at, of) = (place.clone(), device.clone());
     let there = on_the_pool(node, move |node| global::mounted(&node.settings, &at, &of)).await;
     let there = there.map_err(|status| of_device(&status))?;
@@ -158,12 +159,12 @@ pub(super) async fn mount_once(
     };
     let place = place.clone();
     if let Some(there) = there {
-        if wanted.grow && !options.read_only {
+        if grows && !options.read_only {
             grow(node, place, device, &there, ask(Act::Grow)).await?;
         }
         return Ok(());
     }
-    let act = if wanted.grow { Act::PrepareAndGrow } else { Act::Prepare };
+    let act = if grows { Act::PrepareAndGrow } else { Act::Prepare };
     let found = ask(act).await.map_err(|error| refused(&error, DEVICE))?;
     let of = device.clone();
     let read_only = options.read_only;
@@ -172,7 +173,7 @@ pub(super) async fn mount_once(
     // A worker that does not answer keeps the volume's lock.
     worker::call(&node.workers, &task, None, held.clone()).await.map_err(|status| detailed(&status, details))?;
     tracing::info!(%place, device = %device.path.display(), "MountDevice succeeded");
-    if wanted.grow && !read_only && fs_type == FsType::Xfs {
+    if grows && !read_only && fs_type == FsType::Xfs {
         let task = Task::GrowXfs { place, device: device.clone() };
         worker::call(&node.workers, &task, None, ()).await.map_err(|status| of_device(&status))?;
     }

@@ -6,6 +6,7 @@
 pub mod attached;
 pub mod csi;
 pub mod flex;
+pub mod flex_device;
 pub mod local;
 pub mod prune;
 

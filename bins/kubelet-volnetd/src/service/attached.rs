@@ -6,6 +6,7 @@ use tonic::Status;
 use super::Verbs;
 use super::used::Used;
 use crate::operations::attached::{self, Disk};
+use crate::operations::flex_device;
 use crate::operations::local::Ready;
 use crate::validate::{self, InvalidRequest};
 use crate::volumes::disk::place::{DiskPlace, Plugin};
@@ -38,9 +39,15 @@ async fn set_up(verbs: &Verbs, used: Used, disk: Disk) -> Result<Ready, Status> 
 
 pub(super) async fn end(verbs: &Verbs, request: EndDiskRequest) -> Result<(), Status> {
     let WirePlace { plugin, name, block } = request.place.ok_or(InvalidRequest::Missing { field: "place" })?;
-    let allowed = "kubernetes.io/fc or kubernetes.io/iscsi";
+    let allowed = "kubernetes.io/fc, kubernetes.io/iscsi or kubernetes.io/flexvolume";
     let plugin = Plugin::attached(&plugin).ok_or_else(|| validate::bad("plugin", &plugin, allowed))?;
     let place = DiskPlace { plugin, name };
+    if plugin == Plugin::Flex {
+        let allowed = "a FlexVolume driver and a volume";
+        let flex = place.of_flex().ok_or_else(|| validate::bad("name", &place.name, allowed))?;
+        verbs.guard(request.guard.as_ref())?;
+        return flex_device::end(verbs.node.clone(), flex.into()).await;
+    }
     Disk::of_place(&place)?;
     verbs.guard(request.guard.as_ref())?;
     attached::end(verbs.node.clone(), place, block).await

@@ -77,6 +77,7 @@ subjects! {
     SetUpNfsRequest: |r| &r.pod_uid, format!("{} {}:{}", r.volume, r.server, r.path);
     SetUpFcRequest: |r| &r.pod_uid, format!("{} {}", r.volume, r.disk.as_ref().map(fc_disk).unwrap_or_default());
     SetUpIscsiRequest: |r| &r.pod_uid, format!("{} {}", r.volume, r.disk.as_ref().map(iscsi_disk).unwrap_or_default());
+    AskFlexDriverRequest: |r| "", r.driver.clone();
     SetUpFlexRequest: |r| &r.pod_uid, format!("{} {}", r.volume, r.driver);
     EndDiskRequest: |r| "", r.place.as_ref().map(|place| format!("{}/{}", place.plugin, place.name)).unwrap_or_default();
     PrepareStageRequest: |r| "", device(r.device.as_ref());
@@ -117,6 +118,7 @@ macro_rules! targets {
 targets! {
     PreparePodReply: |r| r.pod_dir.clone();
     SetUpVolumeReply: |r| r.host_path.clone();
+    AskFlexDriverReply: |_r| String::new();
     SetUpFlexReply: |r| r.host_path.clone();
     TearDownPodReply: |r| if r.done { String::new() } else { format!("left: {}", r.left.join("; ")) };
     PrepareStageReply: |r| r.staging_path.clone();
@@ -197,6 +199,7 @@ impl Volumes for Audited {
         set_up_nfs(SetUpNfsRequest) -> SetUpVolumeReply = "SetUpNfs";
         set_up_fc(SetUpFcRequest) -> SetUpVolumeReply = "SetUpFc";
         set_up_iscsi(SetUpIscsiRequest) -> SetUpVolumeReply = "SetUpIscsi";
+        ask_flex_driver(AskFlexDriverRequest) -> AskFlexDriverReply = "AskFlexDriver";
         set_up_flex(SetUpFlexRequest) -> SetUpFlexReply = "SetUpFlex";
         end_disk(EndDiskRequest) -> EndDiskReply = "EndDisk";
         check_host_path(CheckHostPathRequest) -> SetUpVolumeReply = "CheckHostPath";

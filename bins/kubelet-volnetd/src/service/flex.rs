@@ -1,14 +1,23 @@
-//! `Volumes.SetUpFlex`.
+//! `Volumes.AskFlexDriver` and `Volumes.SetUpFlex`.
 
-use bulkhead_ipc::volnetd::SetUpFlexRequest;
+use bulkhead_ipc::volnetd::{AskFlexDriverReply, AskFlexDriverRequest, SetUpFlexRequest};
 use bulkhead_types::FlexDriver;
 use tonic::Status;
 
 use super::Verbs;
-use crate::operations::flex::{self, Ready, Wanted};
+use crate::operations::flex::{self, Growth, Ready, Wanted};
 use crate::validate::{self, InvalidRequest};
 use crate::volumes::empty_dir::Group;
 use crate::volumes::flex::FlexVolume;
+
+/// Bytes of what a driver calls its device.
+const DEVICE_MAX: usize = 4096;
+
+pub(super) async fn ask(verbs: &Verbs, request: AskFlexDriverRequest) -> Result<AskFlexDriverReply, Status> {
+    let driver = FlexDriver::parse(&request.driver).map_err(InvalidRequest::from)?;
+    let capabilities = flex::capabilities(&verbs.node, &driver).await?;
+    Ok(AskFlexDriverReply { capabilities: Some(capabilities) })
+}
 
 pub(super) async fn set_up(verbs: &Verbs, request: SetUpFlexRequest) -> Result<Ready, Status> {
     let pod = validate::pod_uid(&request.pod_uid)?;
@@ -18,6 +27,11 @@ pub(super) async fn set_up(verbs: &Verbs, request: SetUpFlexRequest) -> Result<R
     let group = told.fs_group.map(|group| validate::id("fs_group", group)).transpose()?;
     let on_root_mismatch = request.fs_group_on_root_mismatch;
     let group = group.filter(|_| !told.read_only).map(|id| Group { id, on_root_mismatch });
+    let device = request.device;
+    if let Some(bad) = device.as_ref().filter(|device| device.len() > DEVICE_MAX || device.contains('\0')) {
+        return Err(validate::bad("device", bad, "at most 4096 bytes without NUL").into());
+    }
+    let growth = request.grow.map(|grow| Growth { new: grow.new_size, old: grow.old_size });
     let lock = verbs.node.lock_pod(&pod).await?;
-    flex::set_up(verbs.node.clone(), lock, Wanted { pod, flex, told, group }).await
+    flex::set_up(verbs.node.clone(), lock, Wanted { pod, flex, told, group, device, growth }).await
 }

@@ -96,6 +96,13 @@ impl Volumes for Verbs {
         Ok(Response::new(SetUpVolumeReply { host_path: text(&ready.path), ..Default::default() }))
     }
 
+    async fn ask_flex_driver(
+        &self,
+        request: Request<AskFlexDriverRequest>,
+    ) -> Result<Response<AskFlexDriverReply>, Status> {
+        super::flex::ask(self, request.into_inner()).await.map(Response::new)
+    }
+
     async fn set_up_flex(&self, request: Request<SetUpFlexRequest>) -> Result<Response<SetUpFlexReply>, Status> {
         let ready = super::flex::set_up(self, request.into_inner()).await?;
         Ok(Response::new(SetUpFlexReply { host_path: text(&ready.path), relabel: ready.relabel }))

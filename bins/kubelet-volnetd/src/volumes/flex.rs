@@ -8,17 +8,15 @@ use std::path::{Path, PathBuf};
 use bulkhead_sys::mountinfo::MountInfo;
 use bulkhead_sys::{mount, open, tree};
 use bulkhead_types::{FlexDriver, PodUid, VolumeName};
-use rustix::fs::AtFlags;
+use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::disk::place::DiskPlace;
 use super::empty_dir::Group;
 use super::ownership::{self, Access};
 use super::{VolumeError, pod_dir, sub_path, teardown};
 use crate::node::Settings;
-
-/// Upstream's name of the plugin that all drivers share, for metrics.
-pub const FLEX: &str = "kubernetes.io/flexvolume";
 
 /// Of one pod.
 const MAX_ENTRIES: usize = 10_000;
@@ -30,6 +28,12 @@ pub struct FlexVolume {
     pub volume: VolumeName,
 }
 
+impl From<(FlexDriver, VolumeName)> for FlexVolume {
+    fn from((driver, volume): (FlexDriver, VolumeName)) -> Self {
+        FlexVolume { driver, volume }
+    }
+}
+
 /// What of one is left.
 #[derive(Debug, thiserror::Error)]
 pub enum FlexError {
@@ -37,11 +41,18 @@ pub enum FlexError {
     StillMounted { path: PathBuf },
     #[error("failed to remove {path}")]
     Remove { path: PathBuf, source: std::io::Error },
+    #[error("{path}, which its driver is to have mounted once a node, cannot be opened")]
+    Once { path: PathBuf, source: std::io::Error },
 }
 
 impl FlexVolume {
     pub fn path(&self, settings: &Settings, pod: &PodUid) -> PathBuf {
         settings.paths.volume(pod, self.driver.as_str(), &self.volume)
+    }
+
+    /// Where a driver that attaches mounts it once a node.
+    pub fn place(&self) -> DiskPlace {
+        DiskPlace::flex(&self.driver, &self.volume)
     }
 
     fn parent(&self) -> PathBuf {
@@ -97,6 +108,21 @@ pub fn prepare(settings: &Settings, pod: &PodUid, flex: &FlexVolume) -> Result<O
 fn is_mounted(path: &Path) -> Result<bool, VolumeError> {
     let mut info = MountInfo::new();
     Ok(info.read().map_err(VolumeError::Mounts)?.any(|mount| *mount.mount_point == *path))
+}
+
+/// Binds what is mounted once a node, for a driver that leaves that to us (upstream `mounter-defaults.go`).
+///
+/// # Errors
+/// It is not there.
+pub fn bind(settings: &Settings, pod: &PodUid, flex: &FlexVolume) -> Result<(), VolumeError> {
+    let dir = pod_dir(settings, pod)?;
+    let path = flex.place().point(settings);
+    let source = rustix::fs::open(&path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let source = source.map_err(|errno| FlexError::Once { path, source: errno.into() })?;
+    let (pod, volume) = (pod.clone(), flex.volume.clone());
+    let target = open::dir_beneath(dir.as_fd(), flex.parent().join(volume.as_str()));
+    let target = target.map_err(|source| VolumeError::Open { pod: pod.clone(), volume: volume.clone(), source })?;
+    mount::bind(source.as_fd(), target.as_fd()).map_err(|source| VolumeError::Mount { pod, volume, source })
 }
 
 /// Gives the volume to its group.

@@ -37,6 +37,9 @@ pub const FC: &str = "kubernetes.io/fc";
 /// Disks of iSCSI targets.
 pub const ISCSI: &str = "kubernetes.io/iscsi";
 
+/// Volumes of FlexVolume drivers: upstream's name of what all of them share.
+pub const FLEX: &str = "kubernetes.io/flexvolume";
+
 /// Exports of NFS servers.
 pub const NFS: &str = "kubernetes.io/nfs";
 

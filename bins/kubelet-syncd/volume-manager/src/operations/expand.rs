@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use bulkhead_ipc::syncd::ClaimStatus;
-use bulkhead_ipc::volnetd::SetUpLocalRequest;
+use bulkhead_ipc::volnetd::{FlexGrowth, SetUpFlexRequest, SetUpLocalRequest};
 use bulkhead_types::{PodUid, Quantity};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kubelet_edges::csi::{CsiError, Outcome};
@@ -13,13 +13,13 @@ use kubelet_model::events::EventType;
 use tonic::Code;
 
 use super::secrets::{self, SecretField};
-use super::{Failure, Phase, local};
+use super::{Failure, Phase, flex, local};
 use crate::actual_state::{ActualVolume, Expansion};
 use crate::context::Context;
 use crate::csi::policy::Capabilities;
 use crate::csi::requests;
 use crate::pod_facts::PodFacts;
-use crate::spec::{CsiSource, Source, UniqueName, VolumeSpec};
+use crate::spec::{CsiSource, FlexSource, Source, UniqueName, VolumeSpec};
 
 const PENDING: &str = "NodeResizePending";
 const IN_PROGRESS: &str = "NodeResizeInProgress";
@@ -215,9 +215,8 @@ impl Expand<'_> {
         let asked = match &self.spec.source {
             Source::Csi(source) => self.driver(source, &to, writes).await?,
             Source::Local { path, fs_type } => self.local(path, fs_type).await,
-            Source::HostPath { .. } | Source::Nfs { .. } | Source::Fc(_) | Source::Iscsi(_) | Source::Flex(_) => {
-                return Ok(());
-            }
+            Source::Flex(source) => self.flex(source, says, &to).await,
+            Source::HostPath { .. } | Source::Nfs { .. } | Source::Fc(_) | Source::Iscsi(_) => return Ok(()),
         };
         match asked {
             Ok(Asked::Grown) => {}
@@ -285,6 +284,22 @@ impl Expand<'_> {
         grown.map(|_| Asked::Grown).map_err(|error| Failure::verb(self.phase(), &error))
     }
 
+    /// The driver is told both sizes, and no secret.
+    async fn flex(&self, source: &FlexSource, says: &ClaimSays, to: &Size) -> Result<Asked, Failure> {
+        let ports = &self.context.ports;
+        let device = flex::device(ports.reader.node().borrow().as_deref(), self.volume);
+        let request = flex::request(self.uid, &self.pod, &self.spec, source, device)?;
+        let known = self.note(|known| known.claim_size).unwrap_or_default();
+        let old_size = if self.moment == Moment::Mount { says.has } else { known };
+        let grow = Some(FlexGrowth { new_size: to.bytes, old_size });
+        let _place = match self.moment {
+            Moment::Online => self.context.place(&source.driver).await,
+            Moment::Mount => None,
+        };
+        let grown = ports.verbs.set_up_flex(SetUpFlexRequest { grow, ..request }).await;
+        grown.map(|_| Asked::Grown).map_err(|error| Failure::verb(self.phase(), &error))
+    }
+
     /// The driver's answer.
     async fn call(&self, source: &CsiSource, can: Capabilities, bytes: i64) -> Result<Result<(), CsiError>, Failure> {
         let (path, staging_path) = {
@@ -313,6 +328,9 @@ impl Expand<'_> {
 
     /// What the driver refuses for good goes into the claim's status, and what is in use does not keep the pod from its volume.
     async fn failed(&self, failure: Failure, says: &ClaimSays, to: &Size, writes: Writes) -> Result<(), Failure> {
+        if failure.away {
+            return Err(failure);
+        }
         let failed_before = self.note(|known| std::mem::replace(&mut known.expansion_failed, true)).unwrap_or_default();
         if writes != Writes::Capacity && failure.outcome != Outcome::Uncertain {
             // Somebody wants another size by now, and this one fails: the controller is to have its turn.

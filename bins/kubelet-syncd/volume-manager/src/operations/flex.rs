@@ -1,24 +1,38 @@
-//! Volumes of FlexVolume drivers: what kubelet-volnetd is asked for (upstream `pkg/volume/flexvolume`).
+//! Volumes of FlexVolume drivers: what kubelet-volnetd is asked for, and what its answers mean (upstream `pkg/volume/flexvolume`).
 
-use bulkhead_ipc::common::{FlexSecret, FlexVolume};
+use bulkhead_ipc::common::{FlexCapabilities, FlexSecret, FlexVolume};
 use bulkhead_ipc::volnetd as api;
 use bulkhead_types::PodUid;
+use k8s_openapi::api::core::v1::Node;
+use kubelet_edges::volnetd::VolnetdError;
 
-use super::{Failure, Phase, secrets};
+use super::{Failure, Phase, local, secrets};
 use crate::pod_facts::PodFacts;
 use crate::ports::ClusterReader;
-use crate::spec::{FlexSource, ObjectRef, VolumeSpec};
+use crate::spec::{FlexCan, FlexSource, ObjectRef, UniqueName, VolumeSpec};
 
-/// The request.
+/// What a driver says it can do.
+pub fn can(told: FlexCapabilities) -> FlexCan {
+    FlexCan { attach: told.attach, expand: told.requires_fs_resize, measure: told.supports_metrics }
+}
+
+/// What the Node says of the device of a volume that a controller has attached.
+pub fn device(node: Option<&Node>, volume: &UniqueName) -> String {
+    let attached = node.and_then(|node| node.status.as_ref()?.volumes_attached.as_ref());
+    let entry = attached.into_iter().flatten().find(|entry| entry.name == volume.0);
+    entry.map(|entry| entry.device_path.clone()).unwrap_or_default()
+}
+
+/// The request, without the secret.
 ///
 /// # Errors
-/// The volume is used as a driver's cannot be, or its secret cannot be read.
-pub async fn request(
-    reader: &dyn ClusterReader,
+/// The volume is used as a driver's cannot be.
+pub fn request(
     uid: &PodUid,
     pod: &PodFacts,
     spec: &VolumeSpec,
     source: &FlexSource,
+    device: String,
 ) -> Result<api::SetUpFlexRequest, Failure> {
     if spec.block {
         return Err(Failure::new(Phase::NewMounter, format!("no block volume plugin matched: {}", source.driver)));
@@ -27,10 +41,6 @@ pub async fn request(
         return Err(Failure::new(Phase::MountOptions, "Mount options are not supported for this volume type"));
     }
     let info = secrets::pod_info(pod);
-    let secret = match &source.secret {
-        Some(secret) => Some(read(reader, secret, &info.namespace, &source.driver).await?),
-        None => None,
-    };
     Ok(api::SetUpFlexRequest {
         pod_uid: uid.to_string(),
         volume: spec.name.clone(),
@@ -43,25 +53,77 @@ pub async fn request(
             pod_namespace: info.namespace,
             service_account: info.service_account,
             fs_group: pod.fs_group,
-            secret,
+            secret: None,
         }),
         fs_group_on_root_mismatch: pod.on_root_mismatch,
+        device: Some(device).filter(|_| source.can.attach),
+        grow: None,
     })
 }
 
 /// Upstream addSecretsToOptions and GetSecretForPV: a driver has secrets of its own type alone.
-async fn read(
+///
+/// # Errors
+/// It cannot be read.
+pub async fn secret(
     reader: &dyn ClusterReader,
-    secret: &ObjectRef,
-    pod_namespace: &str,
-    driver: &str,
-) -> Result<FlexSecret, Failure> {
-    let namespace = if secret.namespace.is_empty() { pod_namespace } else { &secret.namespace };
-    let failed = |why: &str| format!("couldn't get secret {namespace}/{} err: {why}", secret.name);
-    let found = reader.secret(namespace, &secret.name).await;
+    pod: &PodFacts,
+    source: &FlexSource,
+) -> Result<Option<FlexSecret>, Failure> {
+    let Some(ObjectRef { namespace, name }) = &source.secret else { return Ok(None) };
+    let of_pod = secrets::pod_info(pod).namespace;
+    let namespace = if namespace.is_empty() { &of_pod } else { namespace };
+    let failed = |why: &str| format!("couldn't get secret {namespace}/{name} err: {why}");
+    let found = reader.secret(namespace, name).await;
     let found = found.map_err(|error| Failure::object(Phase::SetUp, failed(&error.to_string()), &error))?;
-    if found.type_.as_deref() != Some(driver) {
-        return Err(Failure::new(Phase::SetUp, failed(&format!("cannot get secret of type {driver}"))));
+    if found.type_.as_deref() != Some(source.driver.as_str()) {
+        return Err(Failure::new(Phase::SetUp, failed(&format!("cannot get secret of type {}", source.driver))));
     }
-    Ok(FlexSecret { data: found.data.unwrap_or_default().into_iter().map(|(key, value)| (key, value.0)).collect() })
+    let data = found.data.unwrap_or_default().into_iter().map(|(key, value)| (key, value.0)).collect();
+    Ok(Some(FlexSecret { data }))
+}
+
+/// What failed: the wait for the controller's work, what is done once a node, or once a pod.
+pub fn failure(error: &VolnetdError) -> Failure {
+    match error {
+        VolnetdError::Refused { source, .. } if source.details() == b"WaitForAttach" => {
+            Failure::verb(Phase::WaitForAttach, error)
+        }
+        VolnetdError::Refused { source, .. } if source.details() == b"GetDeviceMountPath" => {
+            Failure::verb(Phase::DevicePath, error)
+        }
+        _ => local::failure(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use tonic::{Code, Status};
+
+    #[test]
+    fn what_failed_is_told_by_its_details() {
+        for (details, phase) in [
+            (&b"WaitForAttach"[..], "MountVolume.WaitForAttach failed"),
+            (b"GetDeviceMountPath", "MountVolume.GetDeviceMountPath failed"),
+            (b"MountDevice", "MountVolume.MountDevice failed"),
+            (b"", "MountVolume.SetUp failed"),
+        ] {
+            let source = Status::with_details(Code::Aborted, "no such share", details.to_vec().into());
+            let failure = failure(&VolnetdError::Refused { verb: "set_up_flex", source });
+            assert_eq!(failure.message("pv", false), format!("{phase} for volume \"pv\" : no such share"));
+        }
+    }
+
+    #[test]
+    fn the_device_is_the_controllers_word() {
+        let node = json!({"metadata": {"name": "n"}, "status": {"volumesAttached": [
+            {"name": "v/d/one", "devicePath": "/dev/sdb"}, {"name": "v/d/two", "devicePath": ""}]}});
+        let node: Node = serde_json::from_value(node).unwrap();
+        for (volume, expected) in [("v/d/one", "/dev/sdb"), ("v/d/two", ""), ("v/d/none", "")] {
+            assert_eq!(device(Some(&node), &UniqueName(volume.into())), expected, "{volume}");
+        }
+        assert_eq!(device(None, &UniqueName("v/d/one".into())), "");
+    }
 }

@@ -32,6 +32,8 @@ pub enum Phase {
     /// Whether the kind has any.
     MountOptions,
     WaitForAttach,
+    /// Where it is mounted once a node.
+    DevicePath,
     /// Stage.
     Device,
     /// Publish.
@@ -55,6 +57,7 @@ impl Phase {
             (Phase::MountOptions, _) => "MountVolume.MountOptionSupport check failed",
             (Phase::WaitForAttach, false) => "MountVolume.WaitForAttach failed",
             (Phase::WaitForAttach, true) => "MapVolume.WaitForAttach failed",
+            (Phase::DevicePath, _) => "MountVolume.GetDeviceMountPath failed",
             (Phase::Device, false) => "MountVolume.MountDevice failed",
             (Phase::Device, true) => "MapVolume.SetUpDevice failed",
             (Phase::SetUp, false) => "MountVolume.SetUp failed",

@@ -110,14 +110,24 @@ impl Mount<'_> {
                 self.attached_disk("iscsi", group, self.context.ports.verbs.set_up_iscsi(request)).await
             }
             Source::Flex(source) => {
-                let request =
-                    flex::request(&*self.context.ports.reader, self.uid, &self.pod, &self.spec, source).await?;
+                let reader = &*self.context.ports.reader;
+                let device = flex::device(reader.node().borrow().as_deref(), self.volume);
+                let mut request = flex::request(self.uid, &self.pod, &self.spec, source, device)?;
+                let secret = flex::secret(reader, &self.pod, source).await?;
+                request.options.iter_mut().for_each(|told| told.secret.clone_from(&secret));
                 self.one_of_its_pods()?;
                 let _place = self.context.place(&source.driver).await;
                 // Giving it to a group is part of it, and told by nobody: what takes long is the driver's mount more often.
-                let reply = self.context.ports.verbs.set_up_flex(request).await;
-                let reply = reply.map_err(|error| Failure::verb(Phase::SetUp, &error))?;
-                self.mounted_as(reply.host_path, reply.relabel);
+                let reply = self.context.ports.verbs.set_up_flex(request).await.map_err(|error| {
+                    if source.can.attach && fc::may_be_attached(&error) {
+                        self.attempted();
+                    }
+                    flex::failure(&error)
+                })?;
+                // Until its file system fills it, the pod does not have it.
+                self.mounted_as(Presence::Uncertain, reply.host_path.clone(), reply.relabel);
+                self.expand().await?;
+                self.mounted_as(Presence::Yes, reply.host_path, reply.relabel);
                 Ok(())
             }
             Source::HostPath { path, kind } => {
@@ -558,11 +568,11 @@ impl Mount<'_> {
     /// A volume that no driver has made is there.
     fn mounted(&self, host_path: String) {
         // No driver has mounted it with a label.
-        self.mounted_as(host_path, true);
+        self.mounted_as(Presence::Yes, host_path, true);
     }
 
     /// The same of one that no CSI driver has made.
-    fn mounted_as(&self, host_path: String, relabel: bool) {
+    fn mounted_as(&self, presence: Presence, host_path: String, relabel: bool) {
         let mut world = self.context.world();
         let volume = world.actual.volumes.entry(self.volume.clone()).or_insert_with(|| self.of_no_driver());
         if volume.disk.is_some() {
@@ -570,7 +580,7 @@ impl Mount<'_> {
         }
         let (single_pod, spec_name) = (self.spec.is_single_pod(), self.spec.name.clone());
         let published = Published {
-            presence: Presence::Yes,
+            presence,
             host_path,
             spec_name,
             target_path: String::new(),

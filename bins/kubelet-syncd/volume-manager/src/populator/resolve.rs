@@ -10,7 +10,7 @@ use kubelet_model::v1::{Pod, Volume};
 
 use super::migration;
 use crate::names;
-use crate::spec::{Claim, CsiSource, FcSource, FlexSource, IscsiSource, ObjectRef, Source, VolumeSpec};
+use crate::spec::{Claim, CsiSource, FcSource, FlexCan, FlexSource, IscsiSource, ObjectRef, Source, VolumeSpec};
 
 /// Protects a claim that pods use.
 const PROTECTION: &str = "kubernetes.io/pvc-protection";
@@ -242,6 +242,7 @@ fn source_of(spec: &PersistentVolumeSpec) -> Result<Source, String> {
             fs_type: flex.fs_type.clone().unwrap_or_default(),
             options: flex.options.clone().unwrap_or_default(),
             secret: secret(flex.secret_ref.as_ref()),
+            can: FlexCan::default(),
         }));
     }
     if let Some(host) = &spec.host_path {
@@ -324,6 +325,7 @@ pub fn inline_flex(volume: &Volume, flex: &FlexVolumeSource) -> VolumeSpec {
             .secret_ref
             .as_ref()
             .map(|secret| ObjectRef { namespace: String::new(), name: secret.name.clone() }),
+        can: FlexCan::default(),
     };
     inline_of(volume, Source::Flex(source), flex.read_only)
 }

@@ -155,6 +155,7 @@ fn volumes_of_flexvolume_drivers() {
     let inline = volume(json!({"flexVolume": source}));
     let spec = inline_flex(&inline, inline.flex_volume.as_ref().unwrap());
     let wanted = FlexSource {
+        can: FlexCan::default(),
         driver: "v/d".into(),
         fs_type: "ext4".into(),
         options: [("a".to_owned(), "b".to_owned())].into(),
@@ -170,9 +171,16 @@ fn volumes_of_flexvolume_drivers() {
     let named = volume(json!({"persistentVolumeClaim": {"claimName": "c"}}));
     let spec = persistent(&named, Use { mounted: true, device: false }, kept(), &flex).unwrap();
     let secret = Some(ObjectRef { namespace: "other".into(), name: "s".into() });
-    assert_eq!(spec.source, Source::Flex(FlexSource { secret, ..wanted }));
+    assert_eq!(spec.source, Source::Flex(FlexSource { secret, ..wanted.clone() }));
     assert!(!spec.read_only, "upstream goes by the claim's use");
     assert_eq!(spec.unique_name("u").0, "v/d/u-pv");
+    assert!(spec.place().is_none() && !spec.may_grow());
+    // What is attached has one name for all pods, and is mounted once a node.
+    let can = FlexCan { attach: true, expand: true, measure: false };
+    let attached = VolumeSpec { source: Source::Flex(FlexSource { can, ..wanted }), ..spec };
+    let place = attached.place().unwrap();
+    assert_eq!((place.plugin.as_str(), place.name.as_str()), ("kubernetes.io/flexvolume", "v/d/pv"));
+    assert!(attached.unique_name("u").0 == "v/d/pv" && attached.may_grow());
 }
 
 #[test]

@@ -166,20 +166,40 @@ pub fn end(settings: &Settings, volume: &VolumeName) -> Result<bool, VolumeError
     Ok(true)
 }
 
+/// What mountinfo has of a mount.
+struct Shown {
+    point: PathBuf,
+    device: String,
+    /// What of the device is mounted.
+    root: PathBuf,
+}
+
+/// No pod has what is mounted there.
+///
+/// # Errors
+/// One has.
+pub fn is_free(settings: &Settings, place: &DiskPlace) -> Result<(), VolumeError> {
+    let point = place.point(settings);
+    let pods = settings.paths.pods();
+    let mut info = MountInfo::new();
+    let mounts = info.read().map_err(VolumeError::Mounts)?;
+    let all: Vec<Shown> = mounts
+        .map(|mount| Shown {
+            point: mount.mount_point.into_owned(),
+            device: mount.device.to_owned(),
+            root: mount.root.into_owned(),
+        })
+        .collect();
+    user_of(&point, &pods, &all)
+        .map_or(Ok(()), |pod| Err(DiskError::InUse { place: place.clone(), pod: pod.to_string() }.into()))
+}
+
 /// Unmounts it; what is not mounted is unmounted. Its folder stays.
 ///
 /// # Errors
 /// A pod has it, or a process holds it.
 pub fn unmount(settings: &Settings, place: &DiskPlace) -> Result<(), VolumeError> {
-    let point = place.point(settings);
-    let pods = settings.paths.pods();
-    let mut info = MountInfo::new();
-    let mounts = info.read().map_err(VolumeError::Mounts)?;
-    let all: Vec<(PathBuf, String)> =
-        mounts.map(|mount| (mount.mount_point.into_owned(), mount.device.to_owned())).collect();
-    if let Some(pod) = user_of(&point, &pods, &all) {
-        return Err(DiskError::InUse { place: place.clone(), pod: pod.to_string() }.into());
-    }
+    is_free(settings, place)?;
     let (root, shown) = (root(settings)?, &settings.paths.root_dir);
     let relative = place.mount();
     let (Some(parent), Some(name)) = (relative.parent(), relative.file_name().and_then(|name| name.to_str())) else {
@@ -190,12 +210,33 @@ pub fn unmount(settings: &Settings, place: &DiskPlace) -> Result<(), VolumeError
 }
 
 /// A pod that has what is mounted at `point`, or a part of it. Pure.
-fn user_of(point: &Path, pods: &Path, mounts: &[(PathBuf, String)]) -> Option<PodUid> {
-    let (_, device) = mounts.iter().rev().find(|(at, _)| at == point)?;
-    mounts.iter().filter(|(_, d)| d == device).find_map(|(at, _)| {
-        let uid = at.strip_prefix(pods).ok()?.components().next()?;
+fn user_of(point: &Path, pods: &Path, mounts: &[Shown]) -> Option<PodUid> {
+    let it = mounts.iter().rev().find(|mount| mount.point == point)?;
+    mounts.iter().filter(|mount| mount.device == it.device && mount.root.starts_with(&it.root)).find_map(|mount| {
+        let uid = mount.point.strip_prefix(pods).ok()?.components().next()?;
         PodUid::parse(uid.as_os_str().to_str()?).ok()
     })
+}
+
+/// Makes the empty folder on which it is to be mounted by whoever does that.
+///
+/// # Errors
+/// Something is in its place, or mounted over the way, or the disk is full.
+pub fn make(settings: &Settings, place: &DiskPlace) -> Result<(), VolumeError> {
+    let shown = &settings.paths.root_dir;
+    way::is_clear(shown, &place.point(settings))?;
+    way::make(root(settings)?.as_fd(), shown, &place.mount())?;
+    Ok(())
+}
+
+/// Removes that folder, once nothing is mounted there.
+///
+/// # Errors
+/// Something is, or it is not empty.
+pub fn remove(settings: &Settings, place: &DiskPlace) -> Result<(), VolumeError> {
+    let shown = &settings.paths.root_dir;
+    way::is_unmounted(shown, &[&place.point(settings)])?;
+    Ok(way::remove_one(root(settings)?.as_fd(), shown, &place.mount())?)
 }
 
 /// Writes down what is needed to detach a disk, in its folder, which is made. What is mounted there hides it.
@@ -263,8 +304,33 @@ mod tests {
         let folder = Path::new("/r").join(Plugin::Local.mounts());
         let unused = unused_of(&folder, Path::new("/r/pods"), &mounts);
         assert_eq!(unused, [VolumeName::parse("c").unwrap()]);
-        for (volume, user) in [("a", Some("u")), ("b", Some("u")), ("c", None), ("none", None)] {
-            let found = user_of(&folder.join(volume), Path::new("/r/pods"), &mounts);
+    }
+
+    #[test]
+    fn a_pod_that_has_it_or_a_part_of_it() {
+        let folder = Path::new("/r").join(Plugin::Flex.mounts()).join("v/d/mounts");
+        let mounts = [
+            ("a", "7:0", "/"),
+            ("b", "7:1", "/"),
+            ("c", "7:2", "/"),
+            // A folder of the machine's own disk, of which pods have other parts.
+            ("d", "8:1", "/srv/d"),
+            ("e", "8:1", "/srv/e"),
+        ];
+        let pods = [
+            ("u/volumes/v~d/a", "7:0", "/"),
+            ("u/volume-subpaths/b/c/0", "7:1", "/part"),
+            ("w/volume-subpaths/scratch/c/0", "8:1", "/var/lib/kubelet/pods/w/volumes/kubernetes.io~empty-dir/scratch"),
+            ("w/volumes/v~d/e", "8:1", "/srv/e"),
+        ];
+        let shown =
+            |point: PathBuf, device: &str, root: &str| Shown { point, device: device.into(), root: root.into() };
+        let mut all: Vec<Shown> = mounts.iter().map(|(name, d, r)| shown(folder.join(name), d, r)).collect();
+        all.extend(pods.iter().map(|(at, d, r)| shown(Path::new("/r/pods").join(at), d, r)));
+        for (volume, user) in
+            [("a", Some("u")), ("b", Some("u")), ("c", None), ("d", None), ("e", Some("w")), ("none", None)]
+        {
+            let found = user_of(&folder.join(volume), Path::new("/r/pods"), &all);
             assert_eq!(found.as_ref().map(PodUid::as_str), user, "{volume}");
         }
     }

@@ -14,6 +14,9 @@ use super::place::{DiskPlace, Plugin};
 use super::{Device, DiskError, iscsi};
 use crate::node::Settings;
 
+/// The folder of what a FlexVolume driver has mounted once a node, below its own (upstream getDeviceMountPath).
+pub const MOUNTS: &str = "mounts";
+
 /// More volumes than a node has.
 const MAX_ENTRIES: usize = 10_000;
 
@@ -88,6 +91,27 @@ fn nested(folder: &OwnedFd, depth: usize) -> Vec<String> {
     names(folder).into_iter().flat_map(below).collect()
 }
 
+/// What FlexVolume drivers have mounted once a node: below `<driver>/mounts`, or `<vendor>/<driver>/mounts`. No driver that attaches has
+/// a program of that name.
+fn of_drivers(folder: &OwnedFd) -> Vec<String> {
+    let below = |path: &str| {
+        let inner = way::folder(folder.as_fd(), Path::new(""), Path::new(path)).ok().flatten();
+        inner.as_ref().map(names).unwrap_or_default()
+    };
+    let mut all = Vec::new();
+    for first in names(folder) {
+        for second in below(&first) {
+            let (driver, mounts) = match second.as_str() {
+                MOUNTS => (first.clone(), format!("{first}/{MOUNTS}")),
+                _ => (format!("{first}/{second}"), format!("{first}/{second}/{MOUNTS}")),
+            };
+            all.extend(below(&mounts).into_iter().map(|volume| format!("{driver}/{volume}")));
+        }
+    }
+    all.retain(|name| DiskPlace { plugin: Plugin::Flex, name: name.clone() }.of_flex().is_some());
+    all
+}
+
 /// Pods that a device is mapped into.
 ///
 /// # Errors
@@ -105,6 +129,9 @@ pub fn pods(settings: &Settings, at: &DiskPlace) -> Result<Vec<String>, VolumeEr
 /// A folder of ours is none.
 pub fn folders(settings: &Settings, plugin: Plugin) -> Result<(Vec<String>, Vec<String>), VolumeError> {
     let mounts = way::folder(root(settings)?.as_fd(), &settings.paths.root_dir, Path::new(plugin.mounts()))?;
+    if plugin == Plugin::Flex {
+        return Ok((mounts.as_ref().map(of_drivers).unwrap_or_default(), Vec::new()));
+    }
     let all = |folder: Option<OwnedFd>| folder.map(|folder| nested(&folder, plugin.depth())).unwrap_or_default();
     let mut mounts = all(mounts);
     mounts.retain(|name| name.split('/').next() != Some("volumeDevices"));
@@ -113,7 +140,7 @@ pub fn folders(settings: &Settings, plugin: Plugin) -> Result<(Vec<String>, Vec<
 
 /// Takes back all of a pod's, by its binds and by its links; what stands in the way, in words.
 pub fn unmap_all(settings: &Settings, pod: &PodUid, dir: &OwnedFd) -> Vec<String> {
-    Plugin::ALL.into_iter().flat_map(|plugin| unmap(settings, pod, plugin, dir)).collect()
+    Plugin::MAPPED.into_iter().flat_map(|plugin| unmap(settings, pod, plugin, dir)).collect()
 }
 
 fn unmap(settings: &Settings, pod: &PodUid, plugin: Plugin, dir: &OwnedFd) -> Vec<String> {
@@ -148,4 +175,23 @@ fn unmap(settings: &Settings, pod: &PodUid, plugin: Plugin, dir: &OwnedFd) -> Ve
         }
     }
     left
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drivers_with_and_without_a_vendor() {
+        let folder = tempfile::tempdir().unwrap();
+        for path in
+            ["v/d/mounts/pv-1", "v/d/mounts/pv-2", "v/e/mounts", "d/mounts/pv-3", "v/d/else/pv-4", ".x/mounts/pv-5"]
+        {
+            std::fs::create_dir_all(folder.path().join(path)).unwrap();
+        }
+        std::fs::write(folder.path().join("file"), "").unwrap();
+        let mut found = of_drivers(&open::base_dir(folder.path()).unwrap());
+        found.sort();
+        assert_eq!(found, ["d/pv-3", "v/d/pv-1", "v/d/pv-2"]);
+    }
 }
