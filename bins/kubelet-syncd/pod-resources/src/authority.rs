@@ -21,6 +21,8 @@ const PADDED: u8 = 0x08;
 const PRIORITY: u8 = 0x20;
 /// `:authority` in the static table.
 const AUTHORITY: usize = 1;
+/// The same where a client does not use the table: lengths with texts, without and with Huffman's code.
+const SPELT: [&[u8]; 2] = [b"\x0a:authority", b"\x88\xb8\x3b\x53\x39\xec\x32\x7d\x7f"];
 /// A string of one letter, without Huffman.
 const REPLACEMENT: [u8; 2] = [1, b'x'];
 
@@ -135,11 +137,9 @@ fn authority(frame: &[u8]) -> Option<Range<usize>> {
         if !literal {
             continue;
         }
-        if name == 0 {
-            fields.string()?;
-        }
+        let spelt = if name == 0 { fields.block.get(fields.string()?) } else { None };
         let value = fields.string()?;
-        if name == AUTHORITY {
+        if name == AUTHORITY || spelt.is_some_and(|name| SPELT.contains(&name)) {
             return Some(value);
         }
     }

@@ -36,9 +36,17 @@ fn an_authority_becomes_one_letter_and_nothing_else_changes() {
     let letter = b"\x01x";
     let padded = |block: &[u8]| [&[3], block, &[0; 3]].concat();
     let after_priority = |block: &[u8]| [&[0, 0, 0, 0, 16], block].concat();
-    // Indexed, not indexed and never indexed.
-    for (kind, value) in [(0x41, GO.to_vec()), (0x01, text("/a.sock")), (0x11, text("localhost")), (0x41, text(""))] {
-        let block = |value: &[u8]| [BEFORE, &[kind], value, AFTER].concat();
+    // Indexed, not indexed and never indexed; the name from the table, or spelt out.
+    let spelt = |kind: u8, name: usize| [&[kind], SPELT[name]].concat();
+    for (name, value) in [
+        (vec![0x41], GO.to_vec()),
+        (vec![0x01], text("/a.sock")),
+        (vec![0x11], text("localhost")),
+        (vec![0x41], text("")),
+        (spelt(0x40, 1), GO.to_vec()),
+        (spelt(0x00, 0), text("/a.sock")),
+    ] {
+        let block = |value: &[u8]| [BEFORE, &name, value, AFTER].concat();
         let (before, after) = (block(&value), block(letter));
         for (flags, before, after) in [
             (0x04, before.clone(), after.clone()),
@@ -49,7 +57,7 @@ fn an_authority_becomes_one_letter_and_nothing_else_changes() {
             (0x2d, padded(&after_priority(&before)), padded(&after_priority(&after))),
         ] {
             let (given, expected) = (frame(HEADERS, flags, 5, &before), frame(HEADERS, flags, 5, &after));
-            assert_eq!(one(&given), expected, "{kind:x} {flags:x} {value:?}");
+            assert_eq!(one(&given), expected, "{name:x?} {flags:x} {value:?}");
         }
     }
 }
