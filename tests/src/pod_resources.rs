@@ -1,13 +1,39 @@
 //! An agent that asks on the node who has which resources, as monitoring does.
 
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use bulkhead_testkit::LONG;
 use kubelet_pod_resources::v1::pod_resources_lister_client::PodResourcesListerClient as V1;
 use kubelet_pod_resources::v1alpha1::pod_resources_lister_client::PodResourcesListerClient as V1alpha1;
 use kubelet_pod_resources::{v1, v1alpha1};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
+
+use crate::hostile::frames;
+
+/// Calls a method with an empty message, as programs do whose library (Go's, C's) makes the authority of a path that they dial, and
+/// answers the type of the frame that the answer begins with: HEADERS, or RST_STREAM.
+///
+/// # Errors
+/// There is no answer.
+pub fn answer_to_a_path(socket: &Path, method: &str) -> Result<u8> {
+    let mut stream = UnixStream::connect(socket).with_context(|| socket.display().to_string())?;
+    stream.set_read_timeout(Some(LONG))?;
+    let headers = frames::call_to("%2Fvar%2Flib%2Fkubelet%2Fpod-resources%2Fkubelet.sock", method);
+    stream.write_all(&[frames::PREFACE, &frames::with_empty_message(&headers, 1)].concat())?;
+    loop {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).context("no answer")?;
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+        stream.read_exact(&mut vec![0; length.try_into()?])?;
+        if head[8] == 1 {
+            return Ok(head[3]);
+        }
+    }
+}
 
 /// A connection that begins anew when it broke.
 #[derive(Debug)]

@@ -26,6 +26,7 @@ use bulkhead_device_plugin::v1beta1::{
 use bulkhead_device_plugin::{HEALTHY, UNHEALTHY, VERSION};
 use clap::{Arg, Command};
 use futures_util::stream::BoxStream;
+use kubelet_pod_resources::connections::clients;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -217,12 +218,8 @@ async fn run(resource: &str, folder: &Path, plugin: &Plugin) -> Result<()> {
         let own = folder.join(&endpoint);
         let _ = std::fs::remove_file(&own);
         let listener = UnixListener::bind(&own).with_context(|| format!("binding {}", own.display()))?;
-        let incoming = futures_util::stream::unfold(listener, |listener| async {
-            let accepted = listener.accept().await.map(|(connection, _)| connection);
-            Some((accepted, listener))
-        });
         let service = DevicePluginServer::new(plugin.clone());
-        let serving = tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+        let serving = tokio::spawn(Server::builder().add_service(service).serve_with_incoming(clients(listener)));
         let request = RegisterRequest {
             version: VERSION.to_owned(),
             endpoint: endpoint.clone(),

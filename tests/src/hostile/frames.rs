@@ -34,11 +34,16 @@ fn block(fields: &[(&str, &str)]) -> Vec<u8> {
 
 /// The headers of a gRPC call.
 pub fn call(method: &str) -> Vec<u8> {
+    call_to("localhost", method)
+}
+
+/// The same to another authority.
+pub fn call_to(authority: &str, method: &str) -> Vec<u8> {
     block(&[
         (":method", "POST"),
         (":scheme", "http"),
         (":path", method),
-        (":authority", "localhost"),
+        (":authority", authority),
         ("content-type", "application/grpc"),
         ("te", "trailers"),
     ])
@@ -53,7 +58,12 @@ pub fn padding(bytes: usize) -> Vec<u8> {
 
 /// A whole call on `stream` with an empty message.
 pub fn empty_call(method: &str, stream: u32) -> Vec<u8> {
-    [frame(HEADERS, END_HEADERS, stream, &call(method)), frame(DATA, END_STREAM, stream, &[0; 5])].concat()
+    with_empty_message(&call(method), stream)
+}
+
+/// The same with these headers.
+pub fn with_empty_message(headers: &[u8], stream: u32) -> Vec<u8> {
+    [frame(HEADERS, END_HEADERS, stream, headers), frame(DATA, END_STREAM, stream, &[0; 5])].concat()
 }
 
 /// A client of HTTP/2 that lets nothing be sent to it (an initial window of zero), and a GET.

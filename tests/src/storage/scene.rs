@@ -117,12 +117,7 @@ impl Scene {
             all[field] = value.clone();
         }
         self.cluster.create(&objects::csi_driver(name, &all))?;
-        let driver = DriverBuilder::new(program, &self.node, name);
-        let registrar = cluster::programs().filter(|_| !Self::is_ours());
-        Ok(match registrar {
-            Some(folder) => driver.registered_by(&folder.join("csi-node-driver-registrar")),
-            None => driver,
-        })
+        Ok(DriverBuilder::new(program, &self.node, name))
     }
 
     /// A volume of a driver with a claim of the same name.

@@ -6,8 +6,9 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::{LONG, Node, Pod, eventually};
+use bulkhead_tests::hostile::frames;
 use bulkhead_tests::lab;
-use bulkhead_tests::pod_resources::Agent;
+use bulkhead_tests::pod_resources::{Agent, answer_to_a_path};
 use kubelet_pod_resources::v1;
 use serde_json::{Value, json};
 use tonic::Code;
@@ -95,6 +96,14 @@ fn agents_are_told_who_has_which_cpus_and_memory() -> Result<()> {
     let names: Vec<&str> = first.iter().flat_map(|pod| &pod.containers).map(|one| one.name.as_str()).collect();
     ensure!(first.len() == 2 && names == ["main", "main"], "{first:?}");
     ensure!(agent.at_once(300)? > 0, "300 requests at once are too many");
+
+    // Who names the socket's path as his authority is answered, here and where device plugins register.
+    for (socket, method) in
+        [("pod-resources", "/v1.PodResourcesLister/List"), ("device-plugins", "/v1beta1.Registration/Register")]
+    {
+        let answered = answer_to_a_path(&node.root_dir().join(socket).join("kubelet.sock"), method)?;
+        ensure!(answered == frames::HEADERS, "{method}: {answered}");
+    }
 
     // The same by the operator's window.
     let shown = resources(&node)?;

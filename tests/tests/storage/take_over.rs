@@ -47,18 +47,17 @@ struct Seen {
 
 fn world() -> Result<Option<World>> {
     let Some(lab) = lab()? else { return Ok(None) };
-    let registrar = cluster::programs().map(|folder| folder.join("csi-node-driver-registrar"));
-    let Some(registrar) = registrar.filter(|_| Hostpath::is_there() && cluster::controllers_are_there()) else {
+    if !Hostpath::is_there() || !cluster::controllers_are_there() {
         skip_this_test(Lack::ControlPlane)?;
         return Ok(None);
-    };
+    }
     let cluster = lab.cluster_with_controllers()?;
     let Some(scene) = Scene::start_upstreams(lab, cluster)? else {
         skip_this_test(Lack::ControlPlane)?;
         return Ok(None);
     };
     let hostpath = Hostpath::start(&scene.node, &scene.cluster)?;
-    let driver = scene.driver(DRIVER, NAME, &Value::Null)?.registered_by(&registrar).start()?;
+    let driver = scene.driver(DRIVER, NAME, &Value::Null)?.start()?;
     driver.wait_registered()?;
     let both = |node: &Value| node["spec"]["drivers"].as_array().is_some_and(|all| all.len() == 2);
     scene.cluster.wait_for("csinodes", "", NODE, "both drivers are in it", both).with_context(|| hostpath.logs())?;

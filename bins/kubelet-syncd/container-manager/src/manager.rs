@@ -146,8 +146,9 @@ pub struct ContainerManager {
     memory: Option<StaticMemory>,
     /// What the files hold.
     written: BTreeMap<&'static str, Vec<u8>>,
-    /// CPUs that the runtime was told, by its id of the container.
-    applied: BTreeMap<String, CpuSet>,
+    /// The runtime's id and the CPUs that it was told last, by pod uid and container name: known from the moment that a container is
+    /// made, before anybody has seen it run.
+    applied: BTreeMap<(String, String), (String, CpuSet)>,
 }
 
 /// Policies `none`.
@@ -283,7 +284,7 @@ impl ContainerManager {
     /// A container was made with these CPUs and is about to be started: init containers before it have ended, and their memory is taken
     /// back.
     pub fn created(&mut self, pod: &Pod, container: &Running, cpus: CpuSet) {
-        self.applied.insert(container.id.clone(), cpus);
+        self.apply(container, cpus);
         let pod = PodRequest::of(pod, self.gates);
         let Some(memory) = self.memory.as_mut() else { return };
         for init in pod.ended_before(&container.name) {
@@ -307,18 +308,25 @@ impl ContainerManager {
         let wanted = |container: &Running| self.cpuset_of(&container.uid, &container.name);
         let updates =
             running.iter().map(|container| CpuUpdate { container: container.clone(), cpus: wanted(container) });
-        let differs = |update: &CpuUpdate| self.applied.get(&update.container.id) != Some(&update.cpus);
+        let differs = |CpuUpdate { container, cpus }: &CpuUpdate| {
+            let applied = self.applied.get(&(container.uid.clone(), container.name.clone()));
+            applied.is_none_or(|(id, told)| *id != container.id || told != cpus)
+        };
         updates.filter(|update| !update.cpus.is_empty() && differs(update)).collect()
     }
 
     /// The runtime has changed a container's CPUs.
     pub fn updated(&mut self, update: CpuUpdate) {
-        self.applied.insert(update.container.id, update.cpus);
+        self.apply(&update.container, update.cpus);
     }
 
-    /// Forgets what the runtime was told of containers that are gone.
-    pub fn retain(&mut self, ids: &BTreeSet<String>) {
-        self.applied.retain(|id, _| ids.contains(id));
+    fn apply(&mut self, container: &Running, cpus: CpuSet) {
+        self.applied.insert((container.uid.clone(), container.name.clone()), (container.id.clone(), cpus));
+    }
+
+    /// Forgets what the runtime was told of pods that are gone. `is_known`: by uid.
+    pub fn retain(&mut self, is_known: impl Fn(&str) -> bool) {
+        self.applied.retain(|(uid, _), _| is_known(uid));
     }
 
     /// Files whose content is no longer what was written.

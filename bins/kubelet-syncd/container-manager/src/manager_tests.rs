@@ -124,8 +124,52 @@ fn shared_cpus_follow() {
     manager.updated(plan[0].clone());
     manager.remove("a", "c");
     assert_eq!(manager.plan(std::slice::from_ref(&shared))[0].cpus, set("0-7"));
-    manager.retain(&BTreeSet::new());
+    manager.retain(|uid| uid != "s");
     assert!(manager.applied.is_empty());
+}
+
+/// The runtime is told a container's CPUs when the container is made, and again when they are others: upstream tells those who share
+/// theirs once more at the first look.
+#[test]
+fn who_is_told_of_their_cpus() {
+    let machine = machine(1, 4, 0, 20);
+    let mut manager = start(&settings("none", "container", &[]), &machine, &Found::default()).unwrap();
+    let of_pod = pod("a", &[("own", Kind::App, "2", "1Gi", ""), ("shared", Kind::App, "1/2", "1Gi", "")]);
+    manager.admit(&of_pod, &mut []).unwrap();
+    let one = |name: &str, id: &str| Running { uid: "a".into(), name: name.into(), id: id.into() };
+    enum Step {
+        Made(&'static str),
+        MadeWith(&'static str, &'static str),
+        Told,
+        Known(bool),
+    }
+    use Step::*;
+    for name in ["own", "shared"] {
+        let rows: &[(&str, &[Step], bool)] = &[
+            ("made by another process", &[], true),
+            ("and told", &[Told], false),
+            ("made here", &[Made("1")], false),
+            ("looked at before it is seen to run", &[Made("1"), Known(true)], false),
+            ("made anew", &[Made("0"), Made("1")], false),
+            ("made for other CPUs", &[MadeWith("1", "0")], true),
+            ("another one of the name was made", &[Made("1"), Made("2")], true),
+            ("its pod was forgotten meanwhile", &[Made("1"), Known(false)], true),
+        ];
+        for (what, steps, told) in rows {
+            let mut manager = manager.clone();
+            let cpus = manager.cpuset_of("a", name);
+            for step in *steps {
+                match step {
+                    Made(id) => manager.created(&of_pod, &one(name, id), cpus.clone()),
+                    MadeWith(id, cpus) => manager.created(&of_pod, &one(name, id), set(cpus)),
+                    Told => manager.updated(CpuUpdate { container: one(name, "1"), cpus: cpus.clone() }),
+                    Known(known) => manager.retain(|_| *known),
+                }
+            }
+            let expected = told.then(|| CpuUpdate { container: one(name, "1"), cpus: cpus.clone() });
+            assert_eq!(manager.plan(&[one(name, "1")]), Vec::from_iter(expected), "{name}: {what}");
+        }
+    }
 }
 
 /// The memory of an init container that has ended is free once the next is made.

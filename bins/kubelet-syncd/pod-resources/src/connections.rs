@@ -1,9 +1,10 @@
-//! Clients of a socket for agents: of this one, and of the pods API's. Whoever can reach it may ask: its folder is root's, and what is told is no secret of a pod. So clients are
-//! bounded together, and who is one too many waits in the listener's queue.
+//! Clients of a socket for agents: of this one, of the pods API's, and of the one where device plugins register. Whoever can reach it
+//! may ask: its folder is root's, and what is told is no secret of a pod. So clients are bounded together, and who is one too many
+//! waits in the listener's queue.
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_util::Stream;
@@ -11,6 +12,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::transport::server::Connected;
+
+use crate::authority::Rewriter;
 
 /// Clients that are talked to at a time: some agents, each with a connection that it keeps.
 pub const CONNECTIONS: usize = 64;
@@ -22,13 +25,20 @@ const HEADER_BYTES: u32 = 16 << 10;
 const KEEPALIVE: Duration = Duration::from_secs(60);
 const KEEPALIVE_PATIENCE: Duration = Duration::from_secs(20);
 
+/// Read of a client at a time.
+const READ: usize = 4 << 10;
+
 /// Before the next try to accept, where descriptors or memory have run out.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A client, with its place.
+/// A client of any library, with its place.
 #[derive(Debug)]
 pub struct Client {
     stream: UnixStream,
+    rewriter: Rewriter,
+    /// What is to be read next, from `taken` on.
+    ready: Vec<u8>,
+    taken: usize,
     _place: OwnedSemaphorePermit,
 }
 
@@ -39,7 +49,23 @@ impl Connected for Client {
 
 impl AsyncRead for Client {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        let this = &mut *self;
+        while this.taken == this.ready.len() {
+            this.ready.clear();
+            this.taken = 0;
+            let mut bytes = [0; READ];
+            let mut read = ReadBuf::new(&mut bytes);
+            ready!(Pin::new(&mut this.stream).poll_read(cx, &mut read))?;
+            if read.filled().is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            this.rewriter.take(read.filled(), &mut this.ready);
+        }
+        let rest = &this.ready[this.taken..];
+        let now = rest.len().min(buf.remaining());
+        buf.put_slice(&rest[..now]);
+        this.taken += now;
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -71,7 +97,11 @@ pub fn clients(listener: UnixListener) -> impl Stream<Item = std::io::Result<Cli
         let place = places.clone().acquire_owned().await.ok()?;
         loop {
             match listener.accept().await {
-                Ok((stream, _)) => return Some((Ok(Client { stream, _place: place }), (listener, places))),
+                Ok((stream, _)) => {
+                    let (rewriter, ready) = (Rewriter::default(), Vec::new());
+                    let client = Client { stream, rewriter, ready, taken: 0, _place: place };
+                    return Some((Ok(client), (listener, places)));
+                }
                 Err(error) => {
                     tracing::warn!(%error, "accept on a socket for agents failed");
                     tokio::time::sleep(PAUSE).await;

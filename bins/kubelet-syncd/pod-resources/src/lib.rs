@@ -10,10 +10,12 @@
 //! | [`holds`] | nothing: what a container has for itself, and who tells it |
 //! | [`rate`] | whether one more request is answered now |
 //! | [`metrics`] | nothing: what is counted of requests |
+//! | [`authority`] | nothing: which bytes of a client h2 would refuse |
 //! | [`connections`] | how many clients are talked to at a time |
 //! | [`server`] | what of it each version and method tells, and of which pods |
 
 pub mod api;
+pub mod authority;
 pub mod connections;
 pub mod holds;
 pub mod metrics;

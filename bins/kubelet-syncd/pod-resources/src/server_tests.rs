@@ -190,3 +190,102 @@ fn the_bytes_are_upstreams() {
     ];
     assert_eq!(bytes, expected, "{bytes:02x?}");
 }
+
+/// A client of HTTP/2 that has a table of fields as Go's library has (RFC 7541, 2.3.2 and 4), and no Huffman code.
+#[derive(Default)]
+struct Raw {
+    /// The newest first.
+    table: std::collections::VecDeque<(String, String)>,
+}
+
+impl Raw {
+    fn field(&mut self, name: &str, value: &str, block: &mut Vec<u8>) {
+        let text = |text: &str, block: &mut Vec<u8>| {
+            assert!(text.len() < 127);
+            block.push(u8::try_from(text.len()).unwrap());
+            block.extend(text.bytes());
+        };
+        let known = ["", ":authority", ":method", "", ":path", "", ":scheme"];
+        if let Some(at) = self.table.iter().position(|(n, v)| (n.as_str(), v.as_str()) == (name, value)) {
+            let index = 62 + at;
+            assert!(index < 127 + 128);
+            match u8::try_from(index).ok().filter(|index| *index < 127) {
+                Some(index) => block.push(0x80 | index),
+                None => block.extend([0xff, u8::try_from(index - 127).unwrap()]),
+            }
+            return;
+        }
+        match known.iter().position(|known| *known == name) {
+            Some(index) => block.push(0x40 | u8::try_from(index).unwrap()),
+            None => {
+                block.push(0x40);
+                text(name, block);
+            }
+        }
+        text(value, block);
+        self.table.push_front((name.to_owned(), value.to_owned()));
+        let size = |table: &std::collections::VecDeque<(String, String)>| {
+            table.iter().map(|(name, value)| name.len() + value.len() + 32).sum::<usize>()
+        };
+        while size(&self.table) > 4096 {
+            self.table.pop_back();
+        }
+    }
+
+    /// A call of `List` without a message's content.
+    fn call(&mut self, stream: u32, authority: &str) -> Vec<u8> {
+        let (mut block, extra) = (Vec::new(), format!("{stream:080}"));
+        for (name, value) in [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", "/v1.PodResourcesLister/List"),
+            (":authority", authority),
+            ("content-type", "application/grpc"),
+            ("te", "trailers"),
+            // Another one each time: the table overflows.
+            ("extra", &extra),
+        ] {
+            self.field(name, value, &mut block);
+        }
+        [frame(1, 4, stream, &block), frame(0, 1, stream, &[0; 5])].concat()
+    }
+}
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// The type of the first frame of a stream: HEADERS, or RST_STREAM.
+async fn answer(client: &mut UnixStream, stream: u32) -> u8 {
+    use tokio::io::AsyncReadExt as _;
+    loop {
+        let mut head = [0; 9];
+        client.read_exact(&mut head).await.unwrap();
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+        let mut payload = vec![0; usize::try_from(length).unwrap()];
+        client.read_exact(&mut payload).await.unwrap();
+        assert_ne!(head[3], 7, "GOAWAY: {}", String::from_utf8_lossy(&payload));
+        if head[5..9] == stream.to_be_bytes() {
+            return head[3];
+        }
+    }
+}
+
+/// Programs of Go that dial a path themselves send it as the authority: with each slash escaped, or, of older libraries, as it is.
+#[tokio::test]
+async fn a_client_that_names_the_socket_as_its_authority_is_answered() {
+    use tokio::io::AsyncWriteExt as _;
+    let Served { _folder, .. } = serving(true).await;
+    let path = _folder.path().join("kubelet.sock");
+    let plain = path.display().to_string();
+    for authority in [plain.replace('/', "%2F"), plain, "localhost".to_owned(), String::new()] {
+        let (mut client, mut raw) = (UnixStream::connect(&path).await.unwrap(), Raw::default());
+        client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+        client.write_all(&frame(4, 0, 0, &[])).await.unwrap();
+        for stream in (1..400).step_by(2) {
+            client.write_all(&raw.call(stream, &authority)).await.unwrap();
+            assert_eq!(answer(&mut client, stream).await, 1, "{authority:?}, stream {stream}");
+        }
+    }
+}

@@ -225,10 +225,10 @@ impl ContainerManager {
         }
     }
 
-    /// Containers of these that run on other CPUs than they are to. What the runtime was told of others is forgotten.
-    pub fn plan(&self, running: &[Running]) -> Vec<CpuUpdate> {
+    /// Containers of these that run on other CPUs than they are to. What the runtime was told of pods that are not `known` is forgotten.
+    pub fn plan(&self, known: &BTreeSet<PodUid>, running: &[Running]) -> Vec<CpuUpdate> {
         let mut managers = self.managers();
-        managers.retain(&running.iter().map(|container| container.id.clone()).collect());
+        managers.retain(|uid| known.contains(uid));
         managers.plan(running)
     }
 

@@ -1,6 +1,7 @@
 //! Keeps running containers on the CPUs that they are to have: others move off what a container has got for itself, and come back
 //! when it is free again (upstream `cm/cpumanager`, reconcileState).
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,15 +34,16 @@ pub async fn keep(node: Arc<NodeContext>) {
 
 async fn reconcile(node: &NodeContext) {
     let mut running = Vec::new();
-    for uid in node.pods.known_pods() {
-        let runtime = node.cache.get(&uid);
+    let known = BTreeSet::from_iter(node.pods.known_pods());
+    for uid in &known {
+        let runtime = node.cache.get(uid);
         running.extend(runtime.running().map(|container| Running {
             uid: uid.to_string(),
             name: container.name.clone(),
             id: container.id.to_string(),
         }));
     }
-    let plan = node.container_manager.plan(&running);
+    let plan = node.container_manager.plan(&known, &running);
     stream::iter(plan).for_each_concurrent(AT_ONCE, |update| change(node, update)).await;
 }
 

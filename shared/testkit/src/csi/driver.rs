@@ -23,7 +23,6 @@ pub struct DriverBuilder {
     state: PathBuf,
     capabilities: Vec<String>,
     arguments: Vec<String>,
-    registrar: Option<PathBuf>,
 }
 
 /// A driver that runs; it ends when this is dropped, and with it what it has mounted.
@@ -33,7 +32,6 @@ pub struct Driver {
     root: PathBuf,
     state: PathBuf,
     registers: bool,
-    registrar: Option<Process>,
     process: Process,
 }
 
@@ -143,15 +141,7 @@ impl DriverBuilder {
             state: state.to_owned(),
             capabilities: CAPABILITIES.map(str::to_owned).to_vec(),
             arguments: Vec::new(),
-            registrar: None,
         }
-    }
-
-    /// Has that program register it, the project's node-driver-registrar: upstream's kubelet names a plugin's socket as the authority
-    /// of its requests, which the library that our driver serves with refuses.
-    pub fn registered_by(mut self, program: &Path) -> Self {
-        self.registrar = Some(program.to_owned());
-        self.argument("--registration", "none")
     }
 
     /// What its node service says that it can, instead of what most can.
@@ -181,20 +171,8 @@ impl DriverBuilder {
         arguments.extend(self.arguments);
         let registers = !arguments.iter().any(|one| one == "--registration=none");
         let process = Process::start(&self.program, arguments, self.state.join("log"))?;
-        let mut driver =
-            Driver { name: self.name, root: self.root, state: self.state, registers, registrar: None, process };
+        let mut driver = Driver { name: self.name, root: self.root, state: self.state, registers, process };
         driver.wait_serving()?;
-        if let Some(program) = self.registrar {
-            driver.registrar = Some(Process::start(
-                &program,
-                vec![
-                    format!("--csi-address={}", driver.socket().display()),
-                    format!("--kubelet-registration-path={}", driver.socket().display()),
-                    format!("--plugin-registration-path={}", driver.root.join("plugins_registry").display()),
-                ],
-                driver.state.join("registrar.log"),
-            )?);
-        }
         Ok(driver)
     }
 }
@@ -304,9 +282,6 @@ impl Driver {
 
     /// SIGTERM: it takes its sockets away, as a driver that is deleted.
     pub fn stop(&mut self) {
-        if let Some(registrar) = &mut self.registrar {
-            registrar.stop();
-        }
         self.process.stop();
     }
 
@@ -321,11 +296,7 @@ impl Driver {
             let _ = std::fs::remove_file(socket);
         }
         self.process.again()?;
-        self.wait_serving()?;
-        self.registrar.as_mut().map_or(Ok(()), |registrar| {
-            registrar.kill();
-            registrar.again()
-        })
+        self.wait_serving()
     }
 
     // === What it was asked ===
@@ -391,11 +362,6 @@ impl Driver {
     /// What it was told.
     pub fn wait_registered(&self) -> Result<()> {
         eventually(&format!("the driver {} is registered", self.name), LONG, || {
-            if let Some(registrar) = &self.registrar {
-                let said = std::fs::read_to_string(registrar.log())?;
-                ensure!(said.contains("plugin_registered:true"), "{said}");
-                return Ok(());
-            }
             let calls = self.calls()?;
             let told = calls.iter().rfind(|call| call.method == "NotifyRegistrationStatus");
             let told = told.with_context(|| format!("nothing was said; {} calls", calls.len()))?;

@@ -199,6 +199,7 @@ impl NodeBuilder {
             cgroup_root: self.config["cgroupRoot"].as_str().unwrap_or_default().to_owned(),
             lab: self.lab,
             child: None,
+            outside: None,
             user_block: None,
             finished: false,
             #[cfg(feature = "apiserver")]

@@ -1,6 +1,7 @@
 //! A node under test: the `kubelet` command with nothing but upstream's flags, its folders, its processes, its pods.
 
 mod builder;
+mod outside;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -18,6 +19,8 @@ use sha2::{Digest, Sha256};
 use crate::containerd::{STOP_LIMIT, in_namespace, tail};
 use crate::wait::{LONG, SHORT, eventually, insist};
 use crate::{Lab, Pod, build, image, loops, mounts, processes, wait};
+
+use self::outside::DevicePluginsFolder;
 
 pub use builder::NodeBuilder;
 
@@ -42,6 +45,8 @@ pub struct Node {
     /// Where its programs are, when they are not those of all nodes.
     programs: Option<PathBuf>,
     child: Option<Child>,
+    /// Where it has run another kubelet than ours.
+    outside: Option<DevicePluginsFolder>,
     /// First id of the block of users, as the socket folder's group shows it.
     user_block: Option<u32>,
     finished: bool,
@@ -137,6 +142,9 @@ impl Node {
     /// The command cannot be started.
     pub fn launch(&mut self) -> Result<()> {
         let line = self.command_line()?;
+        if self.programs.is_some() {
+            self.outside.get_or_insert_with(|| DevicePluginsFolder::before(&self.root_dir));
+        }
         let log = File::options().create(true).append(true).open(self.log()).context("opening the node's log")?;
         let mut command = in_namespace(&self.lab.netns().path(), Path::new(&line[0]));
         command.args(&line[1..]).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);

@@ -24,7 +24,7 @@ use anyhow::{Context, Result, bail};
 use bulkhead_csi::registration::{v1, v1beta1};
 use bulkhead_csi::v1 as csi;
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use futures_util::stream;
+use kubelet_pod_resources::connections::clients;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
@@ -159,9 +159,5 @@ fn serve(services: Router, socket: &Path, mode: u32) -> Result<JoinHandle<Result
     let listener = UnixListener::bind(&hidden).with_context(|| format!("binding {}", hidden.display()))?;
     std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(mode))?;
     std::fs::rename(&hidden, socket).with_context(|| format!("naming {}", socket.display()))?;
-    let incoming = stream::unfold(listener, |listener| async {
-        let accepted = listener.accept().await.map(|(connection, _)| connection);
-        Some((accepted, listener))
-    });
-    Ok(tokio::spawn(services.serve_with_incoming(incoming)))
+    Ok(tokio::spawn(services.serve_with_incoming(clients(listener))))
 }

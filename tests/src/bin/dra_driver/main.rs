@@ -26,6 +26,7 @@ use bulkhead_dra::{v1, v1beta1};
 use clap::{Arg, ArgMatches, Command};
 use futures_util::StreamExt as _;
 use futures_util::stream::{self, BoxStream};
+use kubelet_pod_resources::connections::clients;
 use serde_json::{Value, json};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -296,9 +297,5 @@ fn serve(services: Router, socket: &Path) -> Result<JoinHandle<Result<(), tonic:
     let listener = UnixListener::bind(&hidden).with_context(|| format!("binding {}", hidden.display()))?;
     std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(0o700))?;
     std::fs::rename(&hidden, socket).with_context(|| format!("naming {}", socket.display()))?;
-    let incoming = stream::unfold(listener, |listener| async {
-        let accepted = listener.accept().await.map(|(connection, _)| connection);
-        Some((accepted, listener))
-    });
-    Ok(tokio::spawn(services.serve_with_incoming(incoming)))
+    Ok(tokio::spawn(services.serve_with_incoming(clients(listener))))
 }

@@ -76,7 +76,7 @@ const WRITE_TRIES: u32 = 60;
 
 /// Which plugins there were, for the next start: they do not register again while the socket stays.
 pub trait EndpointStore: Send + Sync + std::fmt::Debug {
-    /// Resource to absolute path of its plugin's socket.
+    /// Resource to absolute path of its plugin's socket. Asked once, at the start.
     fn load(&self) -> BTreeMap<String, String>;
     fn save(&self, endpoints: &BTreeMap<String, String>);
 }
@@ -130,6 +130,8 @@ pub struct Devices {
     cache: Arc<PodCache>,
     metrics: DeviceMetrics,
     store: Box<dyn EndpointStore>,
+    /// Which plugins the next start looks for: what the store has, if it could be written.
+    kept: Mutex<BTreeMap<String, String>>,
     news: Arc<News>,
     gates: Gates,
     waits: bool,
@@ -193,6 +195,7 @@ impl Devices {
             broker: parts.broker,
             cache: parts.cache,
             metrics: parts.metrics,
+            kept: Mutex::new(parts.store.load()),
             store: parts.store,
             news: parts.news,
             gates: parts.gates,
@@ -209,7 +212,7 @@ impl Devices {
     /// Connects to the plugins of an earlier start, and keeps what others see. Runs for ever.
     pub async fn run(self: Arc<Self>) {
         let mut changed = self.changed.subscribe();
-        let endpoints = self.store.load();
+        let endpoints = lock(&self.kept).clone();
         for (resource, endpoint) in endpoints.clone() {
             let devices = self.clone();
             tokio::spawn(async move { devices.bring_back(&resource, &endpoint).await });
@@ -265,10 +268,9 @@ impl Devices {
         if lock(&self.manager).plugins().last(resource) != generation {
             return true;
         }
-        let kept = self.store.load();
         let plugins = lock(&self.plugins);
         let connected = plugins.iter().map(|(resource, connected)| (resource.as_str(), connected.endpoint.as_str()));
-        coming_back::is_over(resource, endpoint, &kept, connected)
+        coming_back::is_over(resource, endpoint, &lock(&self.kept), connected)
     }
 
     /// Waits until a plugin has told its devices. False: it has gone before, or another one has its resource.
@@ -288,9 +290,9 @@ impl Devices {
 
     /// The next start does not look for the resource's plugin.
     fn forget(&self, resource: &str) {
-        let mut endpoints = self.store.load();
-        if endpoints.remove(resource).is_some() {
-            self.store.save(&endpoints);
+        let mut kept = lock(&self.kept);
+        if kept.remove(resource).is_some() {
+            self.store.save(&kept);
         }
     }
 
@@ -554,7 +556,9 @@ impl Devices {
     fn save_endpoints(&self, newest: &str) {
         let plugins = lock(&self.plugins);
         let connected = plugins.iter().map(|(resource, c)| (resource.as_str(), c.endpoint.as_str(), c.by_socket));
-        self.store.save(&coming_back::kept(self.store.load(), connected, newest));
+        let mut kept = lock(&self.kept);
+        *kept = coming_back::kept(std::mem::take(&mut *kept), connected, newest);
+        self.store.save(&kept);
     }
 
     fn running(&self, uid: &str) -> BTreeSet<String> {

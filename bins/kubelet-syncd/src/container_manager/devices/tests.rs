@@ -33,6 +33,12 @@ fn started(waits: bool) -> Arc<Devices> {
     started_with(waits, &Kept::default())
 }
 
+fn kept(endpoints: &[(&str, &str)]) -> Kept {
+    let kept = Kept::default();
+    kept.save(&endpoints.iter().map(|(resource, of)| ((*resource).to_owned(), (*of).to_owned())).collect());
+    kept
+}
+
 fn started_with(waits: bool, kept: &Kept) -> Arc<Devices> {
     let registered = BTreeMap::from([(R.to_owned(), vec!["a".to_owned()])]);
     let found = file::Devices { pod_device_entries: None, registered_devices: Some(registered) };
@@ -136,11 +142,10 @@ async fn a_plugin_that_has_ended_is_forgotten() {
     let temp = tempfile::tempdir().unwrap();
     let (none, dead) = (temp.path().join("none.sock"), temp.path().join("dead.sock"));
     drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
-    let kept = Kept::default();
-    let devices = started_with(true, &kept);
     for endpoint in [none, dead] {
         let endpoint = endpoint.display().to_string();
-        kept.save(&BTreeMap::from([(R.to_owned(), endpoint.clone()), ("x/other".to_owned(), "/o.sock".to_owned())]));
+        let kept = kept(&[(R, &endpoint), ("x/other", "/o.sock")]);
+        let devices = started_with(true, &kept);
         let began = Instant::now();
         devices.bring_back(R, &endpoint).await;
         assert!(began.elapsed() <= DIAL, "{endpoint}: it may be binding, and is waited for once");
@@ -150,18 +155,27 @@ async fn a_plugin_that_has_ended_is_forgotten() {
 
 #[tokio::test(start_paused = true)]
 async fn a_plugin_whose_place_another_has_is_not_looked_for() {
-    let kept = Kept::default();
-    let devices = started_with(true, &kept);
-    // Its socket is another resource's by now.
-    kept.save(&BTreeMap::from([("x/other".to_owned(), "/r.sock".to_owned())]));
     let began = Instant::now();
-    devices.bring_back(R, "/r.sock").await;
+    // Its socket is another resource's by now.
+    started_with(true, &kept(&[("x/other", "/r.sock")])).bring_back(R, "/r.sock").await;
     // Somebody has registered the resource.
-    let both = BTreeMap::from([(R.to_owned(), "/r.sock".to_owned())]);
-    kept.save(&both);
+    let of_now = kept(&[(R, "/r.sock")]);
+    let devices = started_with(true, &of_now);
     lock(&devices.manager).connect(R, PluginOptions::default());
     devices.bring_back(R, "/r.sock").await;
-    assert_eq!((began.elapsed(), kept.load()), (Duration::ZERO, both));
+    assert_eq!(began.elapsed(), Duration::ZERO);
+    assert_eq!(of_now.load(), kept(&[(R, "/r.sock")]).load());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_state_that_cannot_be_read_for_a_moment_ends_no_search() {
+    let kept = kept(&[(R, "/r.sock"), ("x/other", "/o.sock")]);
+    let devices = started_with(true, &kept);
+    kept.save(&BTreeMap::new());
+    assert!(!devices.is_over(R, "/r.sock", None));
+    // And what is written next is whole.
+    devices.forget(R);
+    assert_eq!(kept.load(), BTreeMap::from([("x/other".to_owned(), "/o.sock".to_owned())]));
 }
 
 #[tokio::test(start_paused = true)]
