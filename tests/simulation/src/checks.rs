@@ -252,8 +252,13 @@ impl World {
         let running = self.running(uid).next().is_some();
         // Once nothing is to run any more, the kubelet takes down what is left.
         let ended = |name: &str| self.past.get(uid).is_some_and(|past| past.ended.contains_key(name));
+        // One whose probe has failed is to end, and under Never it does not come back: its sidecars go with it.
+        let ends = |name: &str| {
+            let mut own = self.running(uid).filter(|container| container.name() == name);
+            shape.restart_policy == "Never" && own.any(|container| self.may_be_stopped_by_probe(container))
+        };
         let is_over = shape.restart_policy != "Always"
-            && (shape.containers.iter().all(|c| ended(&c.name))
+            && (shape.containers.iter().all(|c| ended(&c.name) || ends(&c.name))
                 || shape.init.iter().any(|c| !c.sidecar && ended(&c.name)));
         if running && newest_is_ready && !is_over {
             let pod = self.short(uid);
