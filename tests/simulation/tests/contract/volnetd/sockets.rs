@@ -92,7 +92,7 @@ pub async fn what_the_broker_opens(subject: &Subject) -> Result<()> {
     ensure!(refused(state()).await == Some(Code::NotFound));
     for text in ["{\"one\":1}", "{}"] {
         let file = bulkhead_sys::memfd::sealed("state", text.as_bytes()).context("a memfd")?;
-        broker.put_state(kind, file.into()).await?;
+        broker.put_state(kind, file).await?;
         ensure!(content(broker.open(state()).await?)? == text);
     }
     subject.restart()?;
