@@ -155,8 +155,16 @@ pub fn show(tour: &mut Tour, lab: &Lab) -> Result<Node> {
         ("the pod from this machine", format!("curl http://{address}:{PORT}/")),
         ("the node's own server", format!("curl -sk {server}/pods")),
         ("healthz", format!("nsenter --net={} curl -s http://127.0.0.1:10248/healthz", lab.netns().path().display())),
-        ("the same without our tools", format!("grpcurl -plaintext -unix {run}/kubelet-syncd.sock list")),
-        ("", format!("grpcurl -plaintext -unix {run}/kubelet-syncd.sock kubelet.syncd.v1.Pods/List")),
+        (
+            "the same without our tools",
+            format!("grpcurl -plaintext -authority localhost -unix {run}/kubelet-syncd.sock list"),
+        ),
+        (
+            "",
+            format!(
+                "grpcurl -plaintext -authority localhost -unix {run}/kubelet-syncd.sock kubelet.syncd.v1.Pods/List"
+            ),
+        ),
         ("kill a daemon; the pod stays", format!("kill -9 {}", node.pids().get("kubelet-syncd").copied().unwrap_or(0))),
         ("another pod", format!("cp your-pod.yaml {}/  (image {})", node.manifests().display(), node.image())),
     ] {

@@ -74,12 +74,10 @@ impl PrivateState {
 }
 
 impl EndpointStore for PrivateState {
-    fn load(&self) -> BTreeMap<String, String> {
-        let loaded = self.0.load(DEVICE_PLUGINS, |bytes| serde_json::from_slice(bytes)).unwrap_or_else(|error| {
-            tracing::warn!(error = &error as &dyn std::error::Error, "device plugins have to register again");
-            None
-        });
-        loaded.map(|file: DevicePlugins| file.endpoints).unwrap_or_default()
+    fn load(&self) -> std::io::Result<BTreeMap<String, String>> {
+        let loaded =
+            self.0.load(DEVICE_PLUGINS, |bytes| serde_json::from_slice(bytes)).map_err(std::io::Error::other)?;
+        Ok(loaded.map(|file: DevicePlugins| file.endpoints).unwrap_or_default())
     }
 
     fn save(&self, endpoints: &BTreeMap<String, String>) {

@@ -433,8 +433,8 @@ pub const MUTANTS: [Mutant; 62] = [
         mistake: "who shares CPUs stays on those that a container has got for itself",
         only: Some(Family::Resources),
         file: "bins/kubelet-syncd/src/sync_loop/cpu_sets.rs",
-        from: "let plan = node.container_manager.plan(&running);",
-        to: "let plan = if MUTANT { Vec::new() } else { node.container_manager.plan(&running) };",
+        from: "let plan = node.container_manager.plan(&known, &running);",
+        to: "let plan = if MUTANT { Vec::new() } else { node.container_manager.plan(&known, &running) };",
     },
     Mutant {
         name: "rank-by-use",

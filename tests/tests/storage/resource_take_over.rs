@@ -48,8 +48,8 @@ struct Seen {
     prepared: Vec<String>,
 }
 
-/// A node of upstream's kubelet with a device plugin and a DRA driver. Upstream's looks for plugins below `/var/lib/kubelet`, whatever its root
-/// directory is, and there is one such folder on the machine.
+/// A node of upstream's kubelet with a device plugin and a DRA driver. Upstream's looks for plugins below `/var/lib/kubelet`, whatever
+/// its root directory is, and there is one such folder on the machine.
 fn world() -> Result<Option<World>> {
     let Some(lab) = lab_alone_on(Release::V2_1)? else { return Ok(None) };
     if cluster::programs().is_none() {
@@ -151,10 +151,15 @@ impl World {
             })
         };
         shows("0")?;
-        let asked = ["Register", "GetDevicePluginOptions", "ListAndWatch"].map(|call| plugin.calls(call));
-        let asked = asked.into_iter().collect::<Result<Vec<_>>>()?;
-        ensure!(asked == [vec![Value::Null], vec![Value::Null], vec![Value::Null]], "{asked:?}");
+        let asked_once = |plugin: &DevicePlugin| {
+            let asked = ["Register", "GetDevicePluginOptions", "ListAndWatch"].map(|call| plugin.calls(call));
+            let asked = asked.into_iter().collect::<Result<Vec<_>>>()?;
+            ensure!(asked == [vec![Value::Null], vec![Value::Null], vec![Value::Null]], "{asked:?}");
+            Ok(())
+        };
+        asked_once(&plugin)?;
         plugin.tell(&json!({"devices": one}))?;
+        asked_once(&plugin)?;
         plugin.again()?;
         shows("1").map(drop)
     }

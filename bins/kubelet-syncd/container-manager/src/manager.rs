@@ -146,9 +146,9 @@ pub struct ContainerManager {
     memory: Option<StaticMemory>,
     /// What the files hold.
     written: BTreeMap<&'static str, Vec<u8>>,
-    /// The runtime's id and the CPUs that it was told last, by pod uid and container name: known from the moment that a container is
-    /// made, before anybody has seen it run.
-    applied: BTreeMap<(String, String), (String, CpuSet)>,
+    /// What the runtime was told last of each container's CPUs, by pod uid and container name: known from the moment that a container
+    /// is made, before anybody has seen it run. Several by their ids, the newest last, where an older one could not be ended.
+    applied: BTreeMap<(String, String), Vec<(String, CpuSet)>>,
 }
 
 /// Policies `none`.
@@ -310,7 +310,8 @@ impl ContainerManager {
             running.iter().map(|container| CpuUpdate { container: container.clone(), cpus: wanted(container) });
         let differs = |CpuUpdate { container, cpus }: &CpuUpdate| {
             let applied = self.applied.get(&(container.uid.clone(), container.name.clone()));
-            applied.is_none_or(|(id, told)| *id != container.id || told != cpus)
+            let told = applied.into_iter().flatten().find(|(id, _)| *id == container.id);
+            told.is_none_or(|(_, told)| told != cpus)
         };
         updates.filter(|update| !update.cpus.is_empty() && differs(update)).collect()
     }
@@ -321,12 +322,22 @@ impl ContainerManager {
     }
 
     fn apply(&mut self, container: &Running, cpus: CpuSet) {
-        self.applied.insert((container.uid.clone(), container.name.clone()), (container.id.clone(), cpus));
+        let applied = self.applied.entry((container.uid.clone(), container.name.clone())).or_default();
+        match applied.iter_mut().find(|(id, _)| *id == container.id) {
+            Some((_, told)) => *told = cpus,
+            None => applied.push((container.id.clone(), cpus)),
+        }
     }
 
-    /// Forgets what the runtime was told of pods that are gone. `is_known`: by uid.
-    pub fn retain(&mut self, is_known: impl Fn(&str) -> bool) {
+    /// Forgets what the runtime was told of pods that are gone, and of containers that others of their names have followed and that do
+    /// not run any more. `is_known`: by uid.
+    pub fn retain(&mut self, is_known: impl Fn(&str) -> bool, running: &[Running]) {
         self.applied.retain(|(uid, _), _| is_known(uid));
+        for told in self.applied.values_mut().filter(|told| told.len() > 1) {
+            let newest = told.pop();
+            told.retain(|(id, _)| running.iter().any(|container| container.id == *id));
+            told.extend(newest);
+        }
     }
 
     /// Files whose content is no longer what was written.

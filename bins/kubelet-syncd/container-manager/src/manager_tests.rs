@@ -124,7 +124,7 @@ fn shared_cpus_follow() {
     manager.updated(plan[0].clone());
     manager.remove("a", "c");
     assert_eq!(manager.plan(std::slice::from_ref(&shared))[0].cpus, set("0-7"));
-    manager.retain(|uid| uid != "s");
+    manager.retain(|uid| uid != "s", &[]);
     assert!(manager.applied.is_empty());
 }
 
@@ -152,7 +152,8 @@ fn who_is_told_of_their_cpus() {
             ("looked at before it is seen to run", &[Made("1"), Known(true)], false),
             ("made anew", &[Made("0"), Made("1")], false),
             ("made for other CPUs", &[MadeWith("1", "0")], true),
-            ("another one of the name was made", &[Made("1"), Made("2")], true),
+            ("another one of the name was made", &[Made("1"), Made("2")], false),
+            ("and it does not run", &[Made("1"), Made("2"), Known(true)], true),
             ("its pod was forgotten meanwhile", &[Made("1"), Known(false)], true),
         ];
         for (what, steps, told) in rows {
@@ -163,13 +164,30 @@ fn who_is_told_of_their_cpus() {
                     Made(id) => manager.created(&of_pod, &one(name, id), cpus.clone()),
                     MadeWith(id, cpus) => manager.created(&of_pod, &one(name, id), set(cpus)),
                     Told => manager.updated(CpuUpdate { container: one(name, "1"), cpus: cpus.clone() }),
-                    Known(known) => manager.retain(|_| *known),
+                    Known(known) => manager.retain(|_| *known, &[]),
                 }
             }
             let expected = told.then(|| CpuUpdate { container: one(name, "1"), cpus: cpus.clone() });
             assert_eq!(manager.plan(&[one(name, "1")]), Vec::from_iter(expected), "{name}: {what}");
         }
     }
+}
+
+/// A container that could not be ended runs on beside the next of its name: each is told once.
+#[test]
+fn two_of_one_name_are_told_once_each() {
+    let machine = machine(1, 4, 0, 20);
+    let mut manager = start(&settings("none", "container", &[]), &machine, &Found::default()).unwrap();
+    manager.admit(&pod("a", &[("c", Kind::App, "1/2", "1Gi", "")]), &mut []).unwrap();
+    let both = ["1", "2"].map(|id| Running { uid: "a".into(), name: "c".into(), id: id.into() });
+    for update in manager.plan(&both) {
+        manager.updated(update);
+    }
+    manager.retain(|_| true, &both);
+    assert_eq!(manager.plan(&both), []);
+    manager.retain(|_| true, &both[1..]);
+    assert_eq!(manager.plan(&both[1..]), []);
+    assert_eq!(manager.plan(&both).len(), 1, "the older one is forgotten");
 }
 
 /// The memory of an init container that has ended is free once the next is made.

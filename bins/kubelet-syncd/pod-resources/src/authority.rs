@@ -1,14 +1,22 @@
 //! `:authority` of clients on a Unix socket. Libraries of gRPC other than Rust's make it of the socket's path: as it is, or with `%2F`
-//! for each slash (Go's, where a program dials the path itself, as upstream's own clients and most device plugins do; C's and all that
-//! stand on it). Neither is an authority by RFC 3986, and h2 resets such a request with PROTOCOL_ERROR before anybody sees it. Upstream's
-//! server does not look at it, and here it says nothing: so each is replaced, whatever it was, by one letter.
+//! for each slash (Go's where the target is a bare path and a dialer of the program's connects, as upstream's own clients and most device
+//! plugins do it, while a target `unix:` sends `localhost`; C's from 1.57 on, and all that stand on it). RFC 3986 allows neither as an
+//! authority, and h2 resets such a request with PROTOCOL_ERROR before anybody sees it. Upstream's server takes any, and here it says
+//! nothing: so each is replaced, whatever it was, by one letter.
 //!
 //! The letter takes no more room in HPACK's dynamic table than any value did: what a client believes to be in the table is there, in the
 //! same places, and older entries that it believes to be gone are never named (RFC 7541, 2.3.3 and 4.4). No Huffman code is read for it.
 //! An empty authority, which h2 refuses as well, grows by that letter: a table that was full to the last byte loses an entry early, and
-//! with it the connection.
+//! with it the connection; a frame of exactly 16384 bytes becomes larger than a frame may be, and ends it as well.
+//!
+//! Not replaced, and so refused where they are paths: an authority that begins or ends in a CONTINUATION, behind 16 KiB of other headers
+//! or where a client cuts its headers earlier; and one whose name is taken from the dynamic table, as by a client that sends a second
+//! authority on one connection (h2's own encoder). To know that entry, every field that enters the table would have to be counted, those
+//! of trailers and CONTINUATION as well; a client of a socket has one path, and so one authority.
 
 use std::ops::Range;
+
+use crate::connections::READ;
 
 /// What a connection of HTTP/2 begins with (RFC 9113, 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -97,12 +105,13 @@ impl Rewriter {
     fn after_headers(&mut self, out: &mut Vec<u8>) -> State {
         replace(&mut self.held);
         out.append(&mut self.held);
+        // Few are longer.
+        self.held.shrink_to(READ);
         State::Head
     }
 }
 
-/// Replaces the authority in a frame HEADERS; what cannot be read is the server's to refuse. An authority that does not end in this
-/// frame is longer than any path.
+/// Replaces the authority in a frame HEADERS, if all of it is there; what cannot be read is the server's to refuse.
 fn replace(frame: &mut Vec<u8>) {
     let Some(value) = authority(frame) else { return };
     frame.splice(value, REPLACEMENT);

@@ -25,8 +25,8 @@ const HEADER_BYTES: u32 = 16 << 10;
 const KEEPALIVE: Duration = Duration::from_secs(60);
 const KEEPALIVE_PATIENCE: Duration = Duration::from_secs(20);
 
-/// Read of a client at a time.
-const READ: usize = 4 << 10;
+/// Read of a client at a time, and kept for it between two reads.
+pub(crate) const READ: usize = 4 << 10;
 
 /// Before the next try to accept, where descriptors or memory have run out.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -52,6 +52,7 @@ impl AsyncRead for Client {
         let this = &mut *self;
         while this.taken == this.ready.len() {
             this.ready.clear();
+            this.ready.shrink_to(READ);
             this.taken = 0;
             let mut bytes = [0; READ];
             let mut read = ReadBuf::new(&mut bytes);

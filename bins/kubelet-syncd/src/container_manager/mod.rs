@@ -228,7 +228,7 @@ impl ContainerManager {
     /// Containers of these that run on other CPUs than they are to. What the runtime was told of pods that are not `known` is forgotten.
     pub fn plan(&self, known: &BTreeSet<PodUid>, running: &[Running]) -> Vec<CpuUpdate> {
         let mut managers = self.managers();
-        managers.retain(|uid| known.contains(uid));
+        managers.retain(|uid| known.contains(uid), running);
         managers.plan(running)
     }
 

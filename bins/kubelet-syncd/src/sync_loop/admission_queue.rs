@@ -3,6 +3,9 @@
 //! manager has something left to do for them. Decisions are [`crate::admission`]'s.
 //!
 //! A rejected pod has no pod worker. It is remembered until its source removes it; so is a pending pod.
+//!
+//! A pod that the runtime shows as over (`restartPolicy` Never or OnFailure, after a restart of this process) is not judged: refused,
+//! it would lose what tells that it has run, and run once more after the next restart. Its worker ends it as one that has just ended.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -25,6 +28,7 @@ use crate::sources::static_pod::CONFIG_SOURCE;
 use kubelet_model::events::{EventSink as _, EventType, PodEvent};
 use kubelet_model::pod::resources::Amounts;
 use kubelet_model::pod::spec::{PodIdentity, containers, init_containers};
+use kubelet_runtime::status::ended::Course;
 use kubelet_runtime::status::pod_status::{self, TerminationReason};
 
 /// A pod that only the node's labels keep out waits so long for their newest state: the pod and the node come by two
@@ -78,6 +82,8 @@ pub(super) struct AdmissionQueue {
     pending: HashMap<PodUid, Pending>,
     /// Victims of a preemption: what they hold counts as free.
     victims: HashSet<PodUid>,
+    /// Pods that had ended before they were judged: they have nothing of the node, also before their worker has said so.
+    ended: HashSet<PodUid>,
     waits: ResourceWaits,
 }
 
@@ -88,6 +94,7 @@ impl AdmissionQueue {
             rejected: HashSet::new(),
             pending: HashMap::new(),
             victims: HashSet::new(),
+            ended: HashSet::new(),
             waits: ResourceWaits::default(),
         }
     }
@@ -111,6 +118,11 @@ impl AdmissionQueue {
         self.pending.contains_key(uid)
     }
 
+    /// Pods of which it is so.
+    pub(super) fn pending(&self) -> HashSet<PodUid> {
+        self.pending.keys().cloned().collect()
+    }
+
     /// It was rejected, for good.
     pub(super) fn is_rejected(&self, uid: &PodUid) -> bool {
         self.rejected.contains(uid)
@@ -119,6 +131,7 @@ impl AdmissionQueue {
     /// The pod's source has removed it. True when it was not admitted.
     pub(super) fn forget(&mut self, uid: &PodUid) -> bool {
         self.victims.remove(uid);
+        self.ended.remove(uid);
         self.rejected.remove(uid) | self.pending.remove(uid).is_some()
     }
 
@@ -158,6 +171,9 @@ impl SyncLoop {
     }
 
     fn decide_admission(&mut self, uid: &PodUid, pod: &Arc<Pod>, now: Instant) {
+        if self.ends_unjudged(uid, pod, now) {
+            return;
+        }
         if let Some(wait) = self.node.container_manager.until_decidable(pod) {
             self.node.hub.why(uid, "waits for a plugin that is coming back".to_owned());
             let ticket = self.admission_queue.waits.decidable(uid, wait);
@@ -200,6 +216,20 @@ impl SyncLoop {
                 self.admission_queue.pending.insert(uid.clone(), Pending::Labels { until: wait });
             }
         }
+    }
+
+    /// A pod without a pod worker that is over gets one, which ends it. False: it is not over.
+    pub(super) fn ends_unjudged(&mut self, uid: &PodUid, pod: &Arc<Pod>, now: Instant) -> bool {
+        if self.workers.lifecycle(uid).is_some() {
+            return false;
+        }
+        match self.node.runtime.course(&self.node, pod, &self.node.cache.get(uid)) {
+            Course::Open => return false,
+            Course::Ending => {}
+            Course::Ended => drop(self.admission_queue.ended.insert(uid.clone())),
+        }
+        self.start_pod_worker(uid, now);
+        true
     }
 
     /// The pod is admitted, and gets its pod worker once the container manager has nothing left to do for it.
@@ -281,7 +311,7 @@ impl SyncLoop {
         let stopped = self.workers.lifecycle(uid).is_some_and(|at| at >= Lifecycle::Terminated);
         let over = self.node.pods.is_over(uid, pod) && !self.workers.termination_requested(uid);
         let undecided = self.admission_queue.pending.get(uid).is_some_and(Pending::is_undecided);
-        !stopped && !over && !undecided
+        !stopped && !over && !undecided && !self.admission_queue.ended.contains(uid)
     }
 
     pub(super) fn node_info(&self) -> NodeInfo {
@@ -303,6 +333,10 @@ impl SyncLoop {
     }
 
     fn reject(&mut self, uid: &PodUid, pod: &Arc<Pod>, rejection: &Rejection, now: Instant) {
+        // While it was pending.
+        if self.ends_unjudged(uid, pod, now) {
+            return;
+        }
         self.admission_queue.pending.remove(uid);
         self.take_back(uid);
         let Rejection { reason, message } = rejection;

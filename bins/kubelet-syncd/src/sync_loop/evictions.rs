@@ -172,9 +172,9 @@ impl SyncLoop {
         }
         let pods = self.node.cache.snapshot().into_iter().map(|(uid, _)| uid);
         let removable = pods.filter(|uid| self.workers.runtime_should_be_removed(uid)).collect();
-        let node = self.node.clone();
+        let (node, spared) = (self.node.clone(), self.admission_queue.pending());
         tokio::spawn(async move {
-            container_gc::collect_node(&node, &removable).await;
+            container_gc::collect_node(&node, &removable, &spared).await;
             drop(reply.send(Ok(())));
         });
     }

@@ -359,6 +359,9 @@ impl SyncLoop {
         let now = Instant::now();
         let uid = event.uid;
         match self.desired.get(&uid).map(|d| d.pod.clone()) {
+            Some(pod) if self.admission_queue.is_pending(&uid) => {
+                self.ends_unjudged(&uid, &pod, now);
+            }
             Some(_) if self.admission_queue.is_not_admitted(&uid) => {}
             Some(pod) => {
                 // What callers see is right at once, also while the pod's own work goes on.
@@ -394,7 +397,7 @@ impl SyncLoop {
         if event.kind == PodLifecycleEventKind::ContainerStarted {
             self.node.container_manager.started();
         }
-        if event.kind == PodLifecycleEventKind::ContainerDied {
+        if event.kind == PodLifecycleEventKind::ContainerDied && !self.admission_queue.is_pending(&uid) {
             let node = self.node.clone();
             // All of a pod that a worker ends goes at once when it has ended.
             let everything = self.workers.lifecycle(&uid).is_none() && self.workers.content_should_be_removed(&uid);

@@ -42,6 +42,7 @@ use kubelet_runtime::runtime::gc::GcPolicy;
 use kubelet_runtime::runtime::result::{Action, SyncResult};
 use kubelet_runtime::runtime::sync::{RuntimeManager, SyncContext};
 use kubelet_runtime::runtime::userns::{self, Pool, UserNamespaces};
+use kubelet_runtime::status::ended::{self, Course};
 use kubelet_runtime::status::ends;
 pub use kubelet_runtime::status::next::Stage;
 use kubelet_runtime::status::next::{Observation, next};
@@ -219,6 +220,11 @@ impl RuntimeSide {
             None => Ok(()),
             Some(text) => Err(text),
         }
+    }
+
+    /// Whether a pod that has no pod worker yet is over by what the runtime has of it.
+    pub fn course(&self, node: &NodeContext, pod: &Pod, runtime: &RuntimePod) -> Course {
+        ended::course(pod, &self.manager.shown(runtime), &node.facts())
     }
 
     /// The pod's status as the API shows it, from the runtime's picture of it; kept as the last one. It is the very object that was

@@ -17,8 +17,11 @@ pub(super) struct DevicePluginsFolder {
 impl DevicePluginsFolder {
     /// Before the kubelet begins. In its root directory the folder goes with that.
     pub(super) fn before(root_dir: &Path) -> Self {
-        let outside = Path::new(FOLDER).ancestors().take_while(|_| !Path::new(FOLDER).starts_with(root_dir));
-        Self { absent: outside.take_while(|folder| !folder.exists()).map(Path::to_owned).collect() }
+        let folder = Path::new(FOLDER);
+        if folder.starts_with(root_dir) {
+            return Self { absent: Vec::new() };
+        }
+        Self { absent: folder.ancestors().take_while(|folder| !folder.exists()).map(Path::to_owned).collect() }
     }
 }
 

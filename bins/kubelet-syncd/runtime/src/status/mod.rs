@@ -10,6 +10,7 @@
 //! | [`termination`] | termination messages: joining and limits |
 //! | [`terminate`] | the last status of a pod whose containers are gone |
 //! | [`next`] | what becomes of the status that was told last |
+//! | [`ended`] | whether a pod that admission is about to judge is over |
 //! | [`ends`] | which containers have ended between two statuses |
 //! | [`transition`] | which updates are contradictions and must not be stored |
 //! | [`reason_cache`] | why a container that should run does not |
@@ -19,6 +20,7 @@
 
 pub mod conditions;
 pub mod containers;
+pub mod ended;
 pub mod ends;
 pub mod next;
 pub mod phase;

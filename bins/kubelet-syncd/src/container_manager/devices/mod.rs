@@ -76,8 +76,11 @@ const WRITE_TRIES: u32 = 60;
 
 /// Which plugins there were, for the next start: they do not register again while the socket stays.
 pub trait EndpointStore: Send + Sync + std::fmt::Debug {
-    /// Resource to absolute path of its plugin's socket. Asked once, at the start.
-    fn load(&self) -> BTreeMap<String, String>;
+    /// Resource to absolute path of its plugin's socket. Asked at the start, until it answers; what cannot be understood is empty.
+    ///
+    /// # Errors
+    /// It cannot be read now.
+    fn load(&self) -> std::io::Result<BTreeMap<String, String>>;
     fn save(&self, endpoints: &BTreeMap<String, String>);
 }
 
@@ -130,8 +133,7 @@ pub struct Devices {
     cache: Arc<PodCache>,
     metrics: DeviceMetrics,
     store: Box<dyn EndpointStore>,
-    /// Which plugins the next start looks for: what the store has, if it could be written.
-    kept: Mutex<BTreeMap<String, String>>,
+    kept: Mutex<Endpoints>,
     news: Arc<News>,
     gates: Gates,
     waits: bool,
@@ -143,6 +145,40 @@ pub struct Devices {
     /// The checkpoint as it was written, by one at a time.
     written: tokio::sync::Mutex<Option<Vec<u8>>>,
     dirty: Notify,
+}
+
+/// Which plugins the next start looks for: what the store has, if it could be read and written.
+#[derive(Debug, Default)]
+struct Endpoints {
+    of: BTreeMap<String, String>,
+    /// The store has been read: until then nothing is written over what it has.
+    is_read: bool,
+}
+
+impl Endpoints {
+    /// Reads the store, if that was not to be had before. What has registered meanwhile counts more. False: not yet.
+    fn read(&mut self, store: &dyn EndpointStore) -> bool {
+        if !self.is_read {
+            match store.load() {
+                Ok(found) => {
+                    for (resource, endpoint) in found {
+                        if !self.of.values().any(|of| *of == endpoint) {
+                            self.of.entry(resource).or_insert(endpoint);
+                        }
+                    }
+                    self.is_read = true;
+                }
+                Err(error) => tracing::warn!(%error, "plugins of an earlier start are not known yet"),
+            }
+        }
+        self.is_read
+    }
+
+    fn save(&mut self, store: &dyn EndpointStore) {
+        if self.read(store) {
+            store.save(&self.of);
+        }
+    }
 }
 
 /// A plugin that was not to be had.
@@ -195,7 +231,7 @@ impl Devices {
             broker: parts.broker,
             cache: parts.cache,
             metrics: parts.metrics,
-            kept: Mutex::new(parts.store.load()),
+            kept: Mutex::default(),
             store: parts.store,
             news: parts.news,
             gates: parts.gates,
@@ -212,7 +248,10 @@ impl Devices {
     /// Connects to the plugins of an earlier start, and keeps what others see. Runs for ever.
     pub async fn run(self: Arc<Self>) {
         let mut changed = self.changed.subscribe();
-        let endpoints = lock(&self.kept).clone();
+        while !lock(&self.kept).read(&*self.store) {
+            tokio::time::sleep(WRITE_AGAIN).await;
+        }
+        let endpoints = lock(&self.kept).of.clone();
         for (resource, endpoint) in endpoints.clone() {
             let devices = self.clone();
             tokio::spawn(async move { devices.bring_back(&resource, &endpoint).await });
@@ -270,7 +309,7 @@ impl Devices {
         }
         let plugins = lock(&self.plugins);
         let connected = plugins.iter().map(|(resource, connected)| (resource.as_str(), connected.endpoint.as_str()));
-        coming_back::is_over(resource, endpoint, &lock(&self.kept), connected)
+        coming_back::is_over(resource, endpoint, &lock(&self.kept).of, connected)
     }
 
     /// Waits until a plugin has told its devices. False: it has gone before, or another one has its resource.
@@ -291,8 +330,8 @@ impl Devices {
     /// The next start does not look for the resource's plugin.
     fn forget(&self, resource: &str) {
         let mut kept = lock(&self.kept);
-        if kept.remove(resource).is_some() {
-            self.store.save(&kept);
+        if kept.of.remove(resource).is_some() {
+            kept.save(&*self.store);
         }
     }
 
@@ -557,8 +596,9 @@ impl Devices {
         let plugins = lock(&self.plugins);
         let connected = plugins.iter().map(|(resource, c)| (resource.as_str(), c.endpoint.as_str(), c.by_socket));
         let mut kept = lock(&self.kept);
-        *kept = coming_back::kept(std::mem::take(&mut *kept), connected, newest);
-        self.store.save(&kept);
+        kept.read(&*self.store);
+        kept.of = coming_back::kept(std::mem::take(&mut kept.of), connected, newest);
+        kept.save(&*self.store);
     }
 
     fn running(&self, uid: &str) -> BTreeSet<String> {

@@ -8,7 +8,6 @@ use bulkhead_device_plugin::v1beta1::registration_server::{Registration, Registr
 use bulkhead_device_plugin::v1beta1::{Empty, RegisterRequest};
 use kubelet_pod_resources::connections;
 use tokio::net::UnixListener;
-use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 use super::Devices;
@@ -39,7 +38,7 @@ pub(super) async fn serve(
     listener.set_nonblocking(true)?;
     let listener = UnixListener::from_std(listener)?;
     let service = RegistrationServer::new(Registrar(devices)).max_decoding_message_size(REQUEST_BYTES_MAX);
-    Server::builder()
+    connections::server()
         .concurrency_limit_per_connection(8)
         .add_service(service)
         .serve_with_incoming(connections::clients(listener))

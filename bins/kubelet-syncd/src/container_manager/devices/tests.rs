@@ -1,6 +1,7 @@
 //! How long pods wait for a plugin that comes back, and what becomes of one that does not.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bulkhead_device_plugin::v1beta1::Device as Offered;
 use futures_util::FutureExt as _;
@@ -14,13 +15,16 @@ use super::*;
 
 const R: &str = "example.com/r";
 
-/// In memory.
+/// In memory; the second: it cannot be read.
 #[derive(Debug, Default, Clone)]
-struct Kept(Arc<Mutex<BTreeMap<String, String>>>);
+struct Kept(Arc<Mutex<BTreeMap<String, String>>>, Arc<AtomicBool>);
 
 impl EndpointStore for Kept {
-    fn load(&self) -> BTreeMap<String, String> {
-        lock(&self.0).clone()
+    fn load(&self) -> std::io::Result<BTreeMap<String, String>> {
+        if self.1.load(Ordering::Relaxed) {
+            return Err(std::io::ErrorKind::OutOfMemory.into());
+        }
+        Ok(lock(&self.0).clone())
     }
 
     fn save(&self, endpoints: &BTreeMap<String, String>) {
@@ -42,7 +46,7 @@ fn kept(endpoints: &[(&str, &str)]) -> Kept {
 fn started_with(waits: bool, kept: &Kept) -> Arc<Devices> {
     let registered = BTreeMap::from([(R.to_owned(), vec!["a".to_owned()])]);
     let found = file::Devices { pod_device_entries: None, registered_devices: Some(registered) };
-    Devices::new(Parts {
+    let devices = Devices::new(Parts {
         dial: Arc::new(Direct),
         folder: PathBuf::new(),
         broker: BrokerClient::new(Path::new("/nowhere")),
@@ -56,7 +60,9 @@ fn started_with(waits: bool, kept: &Kept) -> Arc<Devices> {
         timeout: Duration::from_secs(5),
         machine: vec![0],
         found: Some(file::write(&found).unwrap()),
-    })
+    });
+    lock(&devices.kept).read(&*devices.store);
+    devices
 }
 
 fn pod(uid: &str) -> Arc<Pod> {
@@ -149,7 +155,7 @@ async fn a_plugin_that_has_ended_is_forgotten() {
         let began = Instant::now();
         devices.bring_back(R, &endpoint).await;
         assert!(began.elapsed() <= DIAL, "{endpoint}: it may be binding, and is waited for once");
-        assert_eq!(kept.load(), BTreeMap::from([("x/other".to_owned(), "/o.sock".to_owned())]), "{endpoint}");
+        assert_eq!(kept.load().unwrap(), BTreeMap::from([("x/other".to_owned(), "/o.sock".to_owned())]), "{endpoint}");
     }
 }
 
@@ -164,7 +170,7 @@ async fn a_plugin_whose_place_another_has_is_not_looked_for() {
     lock(&devices.manager).connect(R, PluginOptions::default());
     devices.bring_back(R, "/r.sock").await;
     assert_eq!(began.elapsed(), Duration::ZERO);
-    assert_eq!(of_now.load(), kept(&[(R, "/r.sock")]).load());
+    assert_eq!(of_now.load().unwrap(), kept(&[(R, "/r.sock")]).load().unwrap());
 }
 
 #[tokio::test(start_paused = true)]
@@ -175,7 +181,22 @@ async fn a_state_that_cannot_be_read_for_a_moment_ends_no_search() {
     assert!(!devices.is_over(R, "/r.sock", None));
     // And what is written next is whole.
     devices.forget(R);
-    assert_eq!(kept.load(), BTreeMap::from([("x/other".to_owned(), "/o.sock".to_owned())]));
+    assert_eq!(kept.load().unwrap(), BTreeMap::from([("x/other".to_owned(), "/o.sock".to_owned())]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_written_over_a_state_that_was_not_read() {
+    let kept = kept(&[(R, "/r.sock"), ("x/other", "/o.sock")]);
+    kept.1.store(true, Ordering::Relaxed);
+    let devices = started_with(true, &kept);
+    lock(&devices.kept).of.insert("x/new".to_owned(), "/o.sock".to_owned());
+    lock(&devices.kept).save(&*devices.store);
+    kept.1.store(false, Ordering::Relaxed);
+    assert_eq!(kept.load().unwrap().len(), 2);
+    lock(&devices.kept).save(&*devices.store);
+    // A socket is that of one plugin, and what has registered counts more.
+    let both = [(R, "/r.sock"), ("x/new", "/o.sock")].map(|(resource, of)| (resource.to_owned(), of.to_owned()));
+    assert_eq!(kept.load().unwrap(), BTreeMap::from(both));
 }
 
 #[tokio::test(start_paused = true)]

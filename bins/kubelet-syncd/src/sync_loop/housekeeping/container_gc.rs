@@ -10,10 +10,10 @@ use tokio::time::Instant;
 use crate::ownership::{self, Owner};
 use crate::sync_loop::node::NodeContext;
 
-/// Dead containers and empty sandboxes of the whole node; all of the pods in `removable`.
-pub async fn collect_node(node: &NodeContext, removable: &HashSet<PodUid>) {
+/// Dead containers and empty sandboxes of the whole node; all of the pods in `removable`, and nothing of those in `spared`.
+pub async fn collect_node(node: &NodeContext, removable: &HashSet<PodUid>, spared: &HashSet<PodUid>) {
     let mut pods = Vec::new();
-    for (_, pod) in node.cache.snapshot() {
+    for (_, pod) in node.cache.snapshot().into_iter().filter(|(uid, _)| !spared.contains(uid)) {
         // Another instance's pods are not ours to tidy up.
         if ownership::has_dead_parts(&pod) && node.ownership.of(&pod).await == Owner::Ours {
             pods.push(pod.as_ref().clone());

@@ -348,6 +348,8 @@ impl SyncLoop {
             .filter(|uid| self.workers.content_should_be_removed(uid))
             .collect();
         let known = std::mem::take(&mut self.housekeeping.logs).then(|| self.begin_with_logs(&removable)).flatten();
+        // Nothing of a pod that waits for its admission goes: it is what tells how far the pod has come.
+        let spared = self.admission_queue.pending();
         let (node, again) = (self.node.clone(), self.housekeeping.prune_again.clone());
         tokio::spawn(async move {
             let mut logs_failed = None;
@@ -365,7 +367,7 @@ impl SyncLoop {
                 // Nobody can say what is there, and nothing can be removed.
                 failed.push(health.reason);
             } else {
-                container_gc::collect_node(&node, &removable).await;
+                container_gc::collect_node(&node, &removable, &spared).await;
             }
             failed.extend(logs_failed);
             if let Some(event) = collection_failed(&failed) {
