@@ -90,6 +90,30 @@ pub fn of_pod(settings: &Settings, pod: &PodUid) -> Result<Vec<FlexVolume>, Volu
     Ok(found)
 }
 
+/// A pod that has the volume's folder, which is there from before its driver is told to mount until it has unmounted.
+///
+/// # Errors
+/// A folder cannot be listed: nothing is known of what is in it.
+pub fn user_of(settings: &Settings, flex: &FlexVolume) -> Result<Option<PodUid>, VolumeError> {
+    let base = settings.paths.pods();
+    let list = |source| VolumeError::List { path: base.clone(), source };
+    let pods = settings.pods_dir().map_err(|error| list(std::io::Error::other(error)))?;
+    for entry in tree::list(pods.as_fd(), MAX_ENTRIES).map_err(list)? {
+        let Ok(pod) = PodUid::parse(&entry.name.to_string_lossy()) else { continue };
+        let volumes = match open::dir_beneath(pods.as_fd(), Path::new(pod.as_str()).join(flex.parent())) {
+            Ok(volumes) => volumes,
+            Err(error) if error.is_not_found() => continue,
+            Err(source) => return Err(VolumeError::PodDir { pod, source }),
+        };
+        // The folder itself is not looked at: what is mounted on it may never answer.
+        let names = tree::list(volumes.as_fd(), MAX_ENTRIES).map_err(list)?;
+        if names.iter().any(|entry| entry.name.to_str() == Some(flex.volume.as_str())) {
+            return Ok(Some(pod));
+        }
+    }
+    Ok(None)
+}
+
 /// Makes the folder; answers its path where something is mounted on it already.
 ///
 /// # Errors

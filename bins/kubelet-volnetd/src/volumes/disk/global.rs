@@ -12,6 +12,7 @@ use rustix::mount::MountAttrFlags;
 
 use super::super::VolumeError;
 use super::super::csi::way;
+use super::super::flex;
 use super::options::{FsType, Options};
 use super::place::{DiskPlace, Plugin};
 use super::{Device, DiskError};
@@ -174,11 +175,18 @@ struct Shown {
     root: PathBuf,
 }
 
-/// No pod has what is mounted there.
+/// No pod has what is mounted there. How a FlexVolume driver gives it to a pod nobody but the driver knows: a pod has it for as long as
+/// it has the volume's folder.
 ///
 /// # Errors
-/// One has.
+/// One has, or pods' folders cannot be listed.
 pub fn is_free(settings: &Settings, place: &DiskPlace) -> Result<(), VolumeError> {
+    let in_use = |pod: PodUid| VolumeError::from(DiskError::InUse { place: place.clone(), pod: pod.to_string() });
+    if let Some(flex) = place.of_flex()
+        && let Some(pod) = flex::user_of(settings, &flex.into())?
+    {
+        return Err(in_use(pod));
+    }
     let point = place.point(settings);
     let pods = settings.paths.pods();
     let mut info = MountInfo::new();
@@ -190,8 +198,7 @@ pub fn is_free(settings: &Settings, place: &DiskPlace) -> Result<(), VolumeError
             root: mount.root.into_owned(),
         })
         .collect();
-    user_of(&point, &pods, &all)
-        .map_or(Ok(()), |pod| Err(DiskError::InUse { place: place.clone(), pod: pod.to_string() }.into()))
+    user_of(&point, &pods, &all).map_or(Ok(()), |pod| Err(in_use(pod)))
 }
 
 /// Unmounts it; what is not mounted is unmounted. Its folder stays.
