@@ -65,10 +65,19 @@ pub fn is_mounted(settings: &Settings, place: &DiskPlace) -> Result<bool, Volume
 /// # Errors
 /// mountinfo cannot be read.
 pub fn device_at(settings: &Settings, place: &DiskPlace) -> Result<Option<Device>, VolumeError> {
+    Ok(what_is_at(settings, place)?.and_then(|(_, device)| device))
+}
+
+/// What is mounted there, and its device as [`device_at`].
+///
+/// # Errors
+/// mountinfo cannot be read.
+pub fn what_is_at(settings: &Settings, place: &DiskPlace) -> Result<Option<(Mounted, Option<Device>)>, VolumeError> {
     let Some(there) = at(&place.point(settings))? else { return Ok(None) };
     let numbers =
         there.device.split_once(':').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
-    Ok(numbers.and_then(|(major, minor)| look::by_numbers(major, minor).ok()))
+    let device = numbers.and_then(|(major, minor)| look::by_numbers(major, minor).ok());
+    Ok(Some((there, device)))
 }
 
 /// Mounts it. `found`: what is on it, by blkid's word before it was prepared.
