@@ -120,26 +120,35 @@ pub async fn set_up(node: Arc<Node>, lock: PodLock, wanted: Wanted) -> Result<Re
 }
 
 async fn mounted(node: &Arc<Node>, lock: &Arc<PodLock>, wanted: Wanted) -> Result<Ready, Status> {
-    let Wanted { pod, flex, group, growth, .. } = &wanted;
+    let Wanted { pod, flex, group, growth, device, .. } = &wanted;
+    let (of, what) = (pod.clone(), flex.clone());
+    let was_mounted = on_the_pool(node, move |node| flex::is_there(&node.settings, &of, &what)).await?;
+    if growth.is_some() && !was_mounted {
+        // Who asks for growth tells no secret, without which nothing is mounted.
+        return Err(VolumeError::from(flex::FlexError::NotMounted { path: flex.path(&node.settings, pod) }).into());
+    }
     let can = capabilities(node, &flex.driver).await?;
-    if can.attach != wanted.device.is_some() {
-        // It is another one than kubelet-syncd was told of, which asks again.
+    if !was_mounted && can.attach != device.is_some() {
+        // It is another one than kubelet-syncd was told of, which asks again for a pod that does not have the volume.
         let does = if can.attach { "attaches volumes, and this one is not attached" } else { "attaches no volumes" };
         return Err(Status::aborted(format!("FlexVolume driver {} {does}", flex.driver)));
     }
-    let intent = Intent::Mount { plugin: flex.driver.to_string(), volume: flex.volume.clone() };
-    let again = node.journal.of(pod).contains(&intent);
-    let (of, what) = (pod.clone(), intent.clone());
-    on_the_pool(node, move |node| node.journal.begin(&of, what).map_err(VolumeError::from)).await?;
-    let task = Task::PrepareFlex { pod: pod.clone(), flex: flex.clone() };
-    let is_mounted = match worker::call(&node.workers, &task, None, lock.clone()).await? {
-        (Done::Bound(there), _) => there.is_some(),
-        (other, _) => return Err(unexpected(&other)),
-    };
-    // Until it is the pod's as well, nobody unmounts what is mounted once a node.
+    // Until it is the pod's as well, nobody unmounts what is mounted once a node. A lock that is not had leaves nothing to be done again.
     let mut held = None;
-    if can.attach && !(is_mounted && growth.is_none()) {
+    if device.is_some() && (!was_mounted || growth.is_some()) {
         held = Some(flex_device::lock(node, flex).await?);
+    }
+    let intent = Intent::Mount { plugin: flex.driver.to_string(), volume: flex.volume.clone() };
+    let is_begun = !was_mounted || node.journal.of(pod).contains(&intent);
+    let mut is_mounted = was_mounted;
+    if !was_mounted {
+        let (of, what) = (pod.clone(), intent.clone());
+        on_the_pool(node, move |node| node.journal.begin(&of, what).map_err(VolumeError::from)).await?;
+        let task = Task::PrepareFlex { pod: pod.clone(), flex: flex.clone() };
+        is_mounted = match worker::call(&node.workers, &task, None, lock.clone()).await? {
+            (Done::Bound(there), _) => there.is_some(),
+            (other, _) => return Err(unexpected(&other)),
+        };
     }
     if !is_mounted && let Err((status, leaves_nothing)) = mount(node, lock, &wanted, held.as_ref()).await {
         if leaves_nothing {
@@ -154,13 +163,13 @@ async fn mounted(node: &Arc<Node>, lock: &Arc<PodLock>, wanted: Wanted) -> Resul
         }
         return Err(status);
     }
-    if (!is_mounted || again)
-        && let Some(group) = group.filter(|_| can.fs_group)
-    {
-        let task = Task::GiveFlex { pod: pod.clone(), flex: flex.clone(), group };
-        worker::call(&node.workers, &task, None, lock.clone()).await?;
+    if is_begun {
+        if let Some(group) = group.filter(|_| can.fs_group) {
+            let task = Task::GiveFlex { pod: pod.clone(), flex: flex.clone(), group };
+            worker::call(&node.workers, &task, None, lock.clone()).await?;
+        }
+        node.journal.end(pod, &intent);
     }
-    node.journal.end(pod, &intent);
     if let Some(growth) = growth {
         grow(node, &wanted, *growth, held.as_ref()).await?;
     }
