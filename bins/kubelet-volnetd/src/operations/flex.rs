@@ -14,7 +14,6 @@ use crate::flexvolume::FlexError;
 use crate::journal::Intent;
 use crate::metrics::StorageOperation;
 use crate::node::{Node, PodLock};
-use crate::volumes::disk::map;
 use crate::volumes::empty_dir::Group;
 use crate::volumes::flex::{self, FlexVolume};
 use crate::volumes::teardown::Kept;
@@ -76,7 +75,7 @@ pub async fn capabilities(node: &Arc<Node>, driver: &FlexDriver) -> Result<FlexC
     let init = FlexRequest { act: Act::Init.into(), driver: driver.to_string(), ..FlexRequest::default() };
     let said = node.flex.ask(&init).await.map_err(|error| refused(&error))?;
     let can = said.capabilities.unwrap_or_default();
-    if can.attach && driver.program() == map::MOUNTS {
+    if can.attach && driver.program() == FlexDriver::MOUNTS {
         // Its folder could not be told from that of a driver that is called as its vendor.
         let why = format!("FlexVolume driver {driver} attaches volumes: none of that name can");
         return Err(Status::aborted(why));
@@ -110,13 +109,14 @@ pub(super) async fn waits<T>(
 /// The verb's own, ABORTED where the driver takes long, or UNAVAILABLE where no worker or kubelet-flexvolume answers.
 pub async fn set_up(node: Arc<Node>, lock: PodLock, wanted: Wanted) -> Result<Ready, Status> {
     let flex = wanted.flex.clone();
+    let act = if wanted.growth.is_some() { "expandfs" } else { "mount" };
     let work = to_its_end(async move {
         let started = Instant::now();
         let result = mounted(&node, &Arc::new(lock), wanted).await;
         node.metrics.storage(FLEX, StorageOperation::Mount, started.elapsed().as_secs_f64(), result.is_ok());
         result
     });
-    waits(&flex, "mount", MOUNTS, work).await
+    waits(&flex, act, MOUNTS, work).await
 }
 
 async fn mounted(node: &Arc<Node>, lock: &Arc<PodLock>, wanted: Wanted) -> Result<Ready, Status> {
