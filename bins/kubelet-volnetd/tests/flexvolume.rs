@@ -317,6 +317,9 @@ async fn what_a_driver_that_attaches_refuses_and_what_another_kubelet_has_left()
     for bad in ["left", "../d/left", "kubernetes.io/nfs/left", "v/d/../left"] {
         assert_eq!(volumes.end_disk(end(&world, bad)).await.unwrap_err().code(), Code::InvalidArgument, "{bad}");
     }
+    let mut block = end(&world, "v/d/left");
+    block.place.as_mut().unwrap().block = true;
+    assert_eq!(volumes.end_disk(block).await.unwrap_err().code(), Code::InvalidArgument);
     for bad in ["x".repeat(4097), "-o".to_owned(), "a\0".to_owned()] {
         let bad = SetUpFlexRequest { device: Some(bad), ..request("p") };
         assert_eq!(volumes.set_up_flex(bad).await.unwrap_err().code(), Code::InvalidArgument);
