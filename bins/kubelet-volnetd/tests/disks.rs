@@ -16,7 +16,7 @@ use tonic::Code;
 
 use crate::world::{SYNCD, World, world};
 
-const MIB: u64 = 1 << 20;
+pub const MIB: u64 = 1 << 20;
 
 fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().unwrap();
@@ -25,20 +25,20 @@ fn run(program: &str, arguments: &[&str]) -> String {
 }
 
 /// A loop device for as long as it lives.
-struct Loop {
+pub struct Loop {
     file: PathBuf,
-    device: String,
+    pub device: String,
 }
 
 impl Loop {
-    fn new(folder: &Path, name: &str, bytes: u64) -> Self {
+    pub fn new(folder: &Path, name: &str, bytes: u64) -> Self {
         let file = folder.join(name);
         std::fs::File::create(&file).unwrap().set_len(bytes).unwrap();
         let device = run("losetup", &["--find", "--show", &file.display().to_string()]);
         Loop { file, device }
     }
 
-    fn resize(&self, bytes: u64) {
+    pub fn resize(&self, bytes: u64) {
         std::fs::File::options().write(true).open(&self.file).unwrap().set_len(bytes).unwrap();
         run("losetup", &["--set-capacity", &self.device]);
     }
@@ -53,6 +53,16 @@ impl Drop for Loop {
 /// A volnetd that has somebody to ask, with some pods; `None`, said, where that cannot be.
 async fn with_disks(pods: &[&str]) -> Option<(World, VolumesClient<tonic::transport::Channel>)> {
     let world = world().await?;
+    serve_disks(&world);
+    let mut volumes = VolumesClient::new(world.channel(SYNCD).await);
+    for pod in pods {
+        volumes.prepare_pod(PreparePodRequest { pod_uid: (*pod).into() }).await.unwrap();
+    }
+    Some((world, volumes))
+}
+
+/// Somebody in kubelet-disks' place, with its programs.
+pub fn serve_disks(world: &World) {
     let (theirs, ours) = scm::pair().unwrap();
     world.node.disks.set(Asker::new(Some(ours)).unwrap());
     let devices = Devices::default();
@@ -68,11 +78,6 @@ async fn with_disks(pods: &[&str]) -> Option<(World, VolumesClient<tonic::transp
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(serve(Door::Passed(theirs), Limits { at_once: 4, idle: None }, |_| Ok(()), answer)).unwrap();
     });
-    let mut volumes = VolumesClient::new(world.channel(SYNCD).await);
-    for pod in pods {
-        volumes.prepare_pod(PreparePodRequest { pod_uid: (*pod).into() }).await.unwrap();
-    }
-    Some((world, volumes))
 }
 
 fn request(pod: &str, disk: &str) -> SetUpLocalRequest {
@@ -83,7 +88,7 @@ fn tear_down(world: &World, pod: &str) -> TearDownPodRequest {
     TearDownPodRequest { pod_uid: pod.into(), guard: world.guard(1), volumes_only: false }
 }
 
-fn size(path: &Path) -> u64 {
+pub fn size(path: &Path) -> u64 {
     let is = rustix::fs::statvfs(path).unwrap();
     is.f_blocks * is.f_frsize
 }

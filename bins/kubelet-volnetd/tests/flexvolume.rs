@@ -1,7 +1,7 @@
 //! Volumes of FlexVolume drivers, with somebody in kubelet-flexvolume's place. Needs root.
 
 use std::os::unix::fs::MetadataExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
@@ -13,9 +13,11 @@ use bulkhead_ipc::helper::Asker;
 use bulkhead_ipc::volnetd::volumes_client::VolumesClient;
 use bulkhead_ipc::volnetd::*;
 use bulkhead_sys::scm;
+use kubelet_volnetd::journal::StagedKey;
 use prost::Message as _;
 use tonic::Code;
 
+use crate::disks::{Loop, MIB, serve_disks, size};
 use crate::world::{SYNCD, World, world};
 
 type Volumes = VolumesClient<tonic::transport::Channel>;
@@ -32,6 +34,10 @@ struct State {
     unmount: Outcome,
     /// What is done once a node, but for the wait, and what makes a volume larger.
     device: Outcome,
+    /// Its word for the device; else one that is not there.
+    waited: Option<String>,
+    /// It does what is done once a node without a mount.
+    mounts_nothing: bool,
 }
 
 impl Driver {
@@ -73,6 +79,7 @@ impl Driver {
             match question.act() {
                 Act::Mount => run("mount", &["-t", "tmpfs", "flex"], &folder),
                 Act::Unmount => run("umount", &[], &folder),
+                Act::MountDevice | Act::UnmountDevice if state.mounts_nothing => {}
                 Act::MountDevice => run("mount", &["-t", "tmpfs", "flex"], &once),
                 Act::UnmountDevice => run("umount", &[], &once),
                 _ => {}
@@ -80,7 +87,8 @@ impl Driver {
         }
         let capabilities =
             FlexCapabilities { attach: state.attaches, fs_group: true, selinux_relabel: true, ..Default::default() };
-        let device = if question.act() == Act::WaitForAttach { "/dev/waited" } else { "" }.to_owned();
+        let waited = state.waited.clone().unwrap_or_else(|| "/dev/waited".to_owned());
+        let device = Some(waited).filter(|_| question.act() == Act::WaitForAttach).unwrap_or_default();
         let message = "no such share".to_owned();
         FlexReply { outcome: outcome.into(), message, capabilities: Some(capabilities), device }
     }
@@ -250,13 +258,18 @@ async fn a_driver_that_attaches_mounts_once_a_node_for_two_pods() {
     let growth = Some(FlexGrowth { new_size: 2, old_size: 1 });
     volumes.set_up_flex(SetUpFlexRequest { grow: growth, ..attached("p") }).await.unwrap();
     assert_eq!(driver.asked(), ["init", "waitforattach data /dev/attached", "expandfs p data /dev/waited"]);
-    // Of what is no device nothing else grows.
+    // What is no device does not grow, and nobody is told that it has.
     driver.0.lock().unwrap().device = Outcome::NotSupported;
-    volumes.set_up_flex(SetUpFlexRequest { grow: growth, ..attached("p") }).await.unwrap();
+    let refused = volumes.set_up_flex(SetUpFlexRequest { grow: growth, ..attached("p") }).await.unwrap_err();
+    assert!(refused.message().starts_with("resize of format tmpfs is not supported"), "{refused:?}");
     driver.0.lock().unwrap().device = Outcome::Failed;
     let refused = volumes.set_up_flex(SetUpFlexRequest { grow: growth, ..attached("p") }).await.unwrap_err();
     assert_eq!(refused.message(), "no such share");
     driver.0.lock().unwrap().device = Outcome::Done;
+    // What a pod has, it has of the driver that there was.
+    driver.0.lock().unwrap().attaches = false;
+    volumes.set_up_flex(SetUpFlexRequest { grow: growth, ..attached("p") }).await.unwrap();
+    driver.0.lock().unwrap().attaches = true;
     driver.asked();
 
     // A pod has it; the other one's part goes without it.
@@ -304,8 +317,122 @@ async fn what_a_driver_that_attaches_refuses_and_what_another_kubelet_has_left()
     for bad in ["left", "../d/left", "kubernetes.io/nfs/left", "v/d/../left"] {
         assert_eq!(volumes.end_disk(end(&world, bad)).await.unwrap_err().code(), Code::InvalidArgument, "{bad}");
     }
-    let bad = SetUpFlexRequest { device: Some("x".repeat(4097)), ..request("p") };
-    assert_eq!(volumes.set_up_flex(bad).await.unwrap_err().code(), Code::InvalidArgument);
+    let mut block = end(&world, "v/d/left");
+    block.place.as_mut().unwrap().block = true;
+    assert_eq!(volumes.end_disk(block).await.unwrap_err().code(), Code::InvalidArgument);
+    for bad in ["x".repeat(4097), "-o".to_owned(), "a\0".to_owned()] {
+        let bad = SetUpFlexRequest { device: Some(bad), ..request("p") };
+        assert_eq!(volumes.set_up_flex(bad).await.unwrap_err().code(), Code::InvalidArgument);
+    }
+}
+
+/// What the driver mounts in a pod by itself mountinfo shows as no part of what is mounted once a node, where anything is.
+#[tokio::test(flavor = "current_thread")]
+async fn what_is_mounted_once_a_node_stays_while_a_pod_has_its_folder() {
+    let Some((world, mut volumes, driver)) = with_driver(&[]).await else { return };
+    driver.says(Outcome::Done, Outcome::Done);
+    driver.0.lock().unwrap().attaches = true;
+    let mounts = (Outcome::Done, "/dev/waited", false);
+    let mounts_nothing = (Outcome::Done, "/dev/waited", true);
+    for (device, waited, nothing) in [mounts, mounts_nothing, (Outcome::NotSupported, "", false)] {
+        {
+            let mut state = driver.0.lock().unwrap();
+            (state.device, state.waited, state.mounts_nothing) = (device, Some(waited.to_owned()), nothing);
+        }
+        volumes.prepare_pod(PreparePodRequest { pod_uid: "p".into() }).await.unwrap();
+        volumes.set_up_flex(attached("p")).await.unwrap();
+        driver.asked();
+        let refused = volumes.end_disk(end(&world, "v/d/data")).await.unwrap_err();
+        assert_eq!(refused.code(), Code::FailedPrecondition);
+        assert!(refused.message().contains("is in use by pod p"), "{refused:?}");
+        assert!(driver.asked().is_empty());
+        assert!(volumes.tear_down_pod(tear_down(&world, "p")).await.unwrap().into_inner().done);
+        volumes.end_disk(end(&world, "v/d/data")).await.unwrap();
+        assert!(disks(&mut volumes).await.is_empty());
+    }
+}
+
+/// Who asks for growth tells no secret.
+#[tokio::test(flavor = "current_thread")]
+async fn what_is_to_become_larger_is_mounted_by_nobody_on_the_way() {
+    let Some((world, mut volumes, driver)) = with_driver(&["p"]).await else { return };
+    let growth = Some(FlexGrowth { new_size: 2, old_size: 1 });
+    for attaches in [false, true] {
+        driver.0.lock().unwrap().attaches = attaches;
+        let wanted = if attaches { attached("p") } else { request("p") };
+        let refused = volumes.set_up_flex(SetUpFlexRequest { grow: growth, ..wanted }).await.unwrap_err();
+        assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
+    }
+    assert!(driver.asked().is_empty() && !folder(&world, "p").exists() && world.node.journal.all().is_empty());
+}
+
+/// Who does not get the volume's lock has begun nothing: the next one does not give a running pod's volume to its group again.
+#[tokio::test(flavor = "current_thread")]
+async fn one_works_on_what_is_mounted_once_a_node() {
+    let Some((world, mut volumes, driver)) = with_driver(&["p", "q"]).await else { return };
+    driver.says(Outcome::NotSupported, Outcome::NotSupported);
+    driver.0.lock().unwrap().attaches = true;
+    driver.0.lock().unwrap().device = Outcome::Done;
+    volumes.set_up_flex(attached("q")).await.unwrap();
+    driver.asked();
+    let key = StagedKey::of(Path::new("kubernetes.io/flexvolume/v/d/data"));
+    let held = world.node.lock_staged(key, "the test's").await.unwrap();
+    let growth = Some(FlexGrowth { new_size: 2, old_size: 1 });
+    let (mut grows, mut ends) = (volumes.clone(), volumes.clone());
+    let (set_up, grown, ended) = tokio::join!(
+        volumes.set_up_flex(attached("p")),
+        grows.set_up_flex(SetUpFlexRequest { grow: growth, ..attached("q") }),
+        ends.end_disk(end(&world, "v/d/data")),
+    );
+    for refused in [set_up.map(|_| ()), grown.map(|_| ()), ended.map(|_| ())] {
+        let refused = refused.unwrap_err();
+        assert!(refused.message().contains("kubernetes.io/flexvolume/v/d/data"), "{refused:?}");
+    }
+    assert!(world.node.journal.all().is_empty() && !folder(&world, "p").exists());
+    assert_eq!(driver.asked(), ["init", "init"]);
+    drop(held);
+    volumes.set_up_flex(attached("p")).await.unwrap();
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_device_that_a_driver_names_is_formatted_mounted_and_grows() {
+    let Some((world, mut volumes, driver)) = with_driver(&["p", "q"]).await else { return };
+    serve_disks(&world);
+    let disk = Loop::new(&world.dir, "disk", 32 * MIB);
+    driver.says(Outcome::NotSupported, Outcome::NotSupported);
+    let names = |device: &str| {
+        let mut state = driver.0.lock().unwrap();
+        (state.attaches, state.device, state.waited) = (true, Outcome::NotSupported, Some(device.to_owned()));
+    };
+    names(disk.device.trim_start_matches('/'));
+    let refused = volumes.set_up_flex(attached("p")).await.unwrap_err();
+    assert!(refused.message().contains("v/d calls its device \"dev/loop"), "{refused:?}");
+    assert_eq!(refused.details(), b"MountDevice");
+    names(&disk.device);
+    for pod in ["p", "q"] {
+        volumes.set_up_flex(attached(pod)).await.unwrap();
+    }
+    let once = world.dir.join("root/plugins/kubernetes.io/flexvolume/v/d/mounts/data");
+    let (p, q) = (folder(&world, "p"), folder(&world, "q"));
+    assert_eq!([&once, &p, &q].map(|point| world.mounts(point).len()), [1, 1, 1]);
+    std::fs::write(p.join("file"), "shared").unwrap();
+    assert_eq!(std::fs::read_to_string(q.join("file")).unwrap(), "shared");
+
+    let before = size(&p);
+    disk.resize(96 * MIB);
+    // Which file system it is its mount says, whatever the volume calls it.
+    let mut grown = SetUpFlexRequest { grow: Some(FlexGrowth { new_size: 2, old_size: 1 }), ..attached("p") };
+    grown.options.as_mut().unwrap().fs_type = "none-such".into();
+    match volumes.set_up_flex(grown).await {
+        Ok(_) => assert!(size(&q) > before + 48 * MIB, "{before} {}", size(&q)),
+        // While it is mounted the kernel wants CAP_SYS_RESOURCE, which not every machine gives.
+        Err(refused) => assert!(refused.message().contains("resize of device"), "{refused:?}"),
+    }
+    for pod in ["p", "q"] {
+        assert!(volumes.tear_down_pod(tear_down(&world, pod)).await.unwrap().into_inner().done);
+    }
+    volumes.end_disk(end(&world, "v/d/data")).await.unwrap();
+    assert!(world.mounts(&once).is_empty() && !once.exists());
 }
 
 #[tokio::test(flavor = "current_thread")]

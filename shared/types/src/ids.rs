@@ -157,6 +157,11 @@ id!(
 );
 
 impl FlexDriver {
+    /// Below the root directory: a folder for each driver that mounts once a node (upstream getDeviceMountPath).
+    pub const ONCE_A_NODE: &str = "plugins/kubernetes.io/flexvolume";
+    /// In that folder: a folder for each volume.
+    pub const MOUNTS: &str = "mounts";
+
     /// The name of its folder, and of its volumes' folder below a pod's (upstream EscapeQualifiedName).
     pub fn folder(&self) -> String {
         crate::escape_qualified_name(self.as_str())
@@ -170,9 +175,9 @@ impl FlexDriver {
         Self::parse(&name.replacen('~', "/", 1))
     }
 
-    /// Where its volumes are mounted once a node, below the root directory (upstream getDeviceMountPath).
+    /// Where its volumes are mounted once a node, below the root directory.
     pub fn mounts(&self) -> PathBuf {
-        Path::new("plugins/kubernetes.io/flexvolume").join(self.as_str()).join("mounts")
+        Path::new(Self::ONCE_A_NODE).join(self.as_str()).join(Self::MOUNTS)
     }
 
     /// The name of its program, in its folder.

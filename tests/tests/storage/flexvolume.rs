@@ -104,6 +104,33 @@ fn calls(drivers: &Path, command: &str) -> Result<Vec<String>> {
     Ok(all.lines().filter(|line| line.split(' ').next() == Some(command)).map(ToOwned::to_owned).collect())
 }
 
+/// How often a driver was asked what it can do.
+fn inits(drivers: &Path, name: &str) -> Result<usize> {
+    let path = drivers.join(name.replace('/', "~")).join("calls");
+    let all = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    Ok(all.lines().filter(|line| *line == "init").count())
+}
+
+/// A daemon dies, and its successor serves; kubelet-syncd's has looked at both volumes of the pod: it has asked their driver anew.
+fn dies(scene: &mut Scene, daemon: &str, drivers: &Path, driver: &str) -> Result<()> {
+    let (before, asked) = (scene.node.pids().get(daemon).copied(), inits(drivers, driver)?);
+    scene.node.kill_daemon(daemon)?;
+    eventually(&format!("{daemon} runs again"), LONG, || {
+        let now = scene.node.pids().get(daemon).copied();
+        ensure!(now.is_some() && now != before, "{before:?} {now:?}");
+        Ok(())
+    })?;
+    scene.node.wait_healthy()?;
+    if daemon == "kubelet-syncd" {
+        eventually("the driver is asked about both volumes", LONG, || {
+            let now = inits(drivers, driver)?;
+            ensure!(now >= asked + 2, "{asked} {now}");
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
 #[test]
 fn a_shell_driver_mounts_for_a_pod_and_unmounts_after_it() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
@@ -144,8 +171,7 @@ fn a_shell_driver_mounts_for_a_pod_and_unmounts_after_it() -> Result<()> {
 
     // Deaths are noticed by nobody, and no driver is asked to mount again.
     for daemon in ["kubelet-volnetd", "kubelet-syncd"] {
-        scene.node.kill_daemon(daemon)?;
-        scene.node.wait_healthy()?;
+        dies(&mut scene, daemon, &drivers, NAME)?;
         scene.wait_ready("user")?;
         ensure!(points(&scene).len() == 3, "{daemon}: {:?}", points(&scene));
     }
@@ -228,8 +254,7 @@ fn a_driver_that_attaches_mounts_once_a_node() -> Result<()> {
 
     // Deaths are noticed by nobody, and no driver is asked to mount again.
     for daemon in ["kubelet-volnetd", "kubelet-syncd"] {
-        scene.node.kill_daemon(daemon)?;
-        scene.node.wait_healthy()?;
+        dies(&mut scene, daemon, &drivers, ATTACHED)?;
         scene.wait_ready("one")?;
         ensure!(scene.volumes("volumesInUse")? == used, "{daemon}: {:?}", scene.volumes("volumesInUse")?);
     }
@@ -237,6 +262,7 @@ fn a_driver_that_attaches_mounts_once_a_node() -> Result<()> {
     scene.cluster.patch("persistentvolumes", "", "claimed", &json!({"spec": {"capacity": {"storage": "32Mi"}}}))?;
     let grown = |claim: &Value| claim["status"]["capacity"]["storage"] == "32Mi";
     scene.cluster.wait_for(CLAIMS, "default", "claimed", "it has grown", grown)?;
+    ensure!(scene.volumes("volumesInUse")? == used, "after the deaths: {:?}", scene.volumes("volumesInUse")?);
     eventually("the larger volume is measured", LONG, || {
         let path = format!("/api/v1/nodes/{NODE}/proxy/stats/summary");
         let summary: Value = serde_json::from_str(&scene.cluster.kubectl(&["get", "--raw", &path])?)?;

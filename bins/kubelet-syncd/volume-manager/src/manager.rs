@@ -152,7 +152,8 @@ impl VolumeManager {
     }
 
     /// Finds out what a pod's volumes are, and desires them from now on. Called in every sync of the pod: what has changed of its
-    /// claims is seen then, and drivers that want to be called again are.
+    /// claims is seen then, and drivers that want to be called again are. Nothing is desired before all volumes are looked at: one of a
+    /// FlexVolume driver whose answer to `init` takes long holds up the pod's others until kubelet-flexvolume ends the driver.
     pub async fn want(&self, uid: &PodUid, pod: &Pod) {
         let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
         if let Some(selinux) = &self.context.ports.selinux {
@@ -842,8 +843,8 @@ async fn operate(context: Arc<Context>, action: Action) {
     context.touch();
 }
 
-/// What upstream's plugins do where no controller attaches: nothing, but for CSI's, which leaves it to the controller. Of FlexVolume
-/// drivers' none is there.
+/// What upstream's plugins do where no controller attaches: nothing, but for CSI's, which leaves it to the controller.
+/// A FlexVolume driver's `attach` is the controller's as well.
 fn attach(context: &Context, volume: &UniqueName, uid: &PodUid) -> Result<(), Failure> {
     let wanted = {
         let mut world = context.world();

@@ -187,6 +187,13 @@ async fn a_driver_has_its_part_in_expansions() {
     manager.want(&uid("a"), &pod_of("a", "c")).await;
     tokio::time::sleep(LONG).await;
     assert_eq!(outside.log(), [grown(3, 2), "claim [3Gi] [] true []".to_owned()]);
+    // What is not mounted is not asked about again before it is.
+    lock(&outside.growth).volume = "4Gi";
+    lock(&outside.log).clear();
+    outside.will("SetUpFlex", Does::Fail(Status::failed_precondition("nothing is mounted")));
+    manager.want(&uid("a"), &pod_of("a", "c")).await;
+    tokio::time::sleep(LONG).await;
+    assert_eq!(outside.log(), [grown(4, 3)]);
 }
 
 /// enableControllerAttachDetach: false.

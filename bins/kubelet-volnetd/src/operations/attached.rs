@@ -13,7 +13,7 @@ use super::{VolumeSetUp, on_the_pool, to_its_end, unexpected};
 use crate::disks::Named;
 use crate::journal::Intent;
 use crate::node::Node;
-use crate::validate::InvalidRequest;
+use crate::validate::{self, InvalidRequest};
 use crate::volumes::VolumeError;
 use crate::volumes::disk::place::{DiskPlace, Plugin};
 use crate::volumes::disk::{Device, DiskError, Found, fc, global, iscsi, look, map};
@@ -38,11 +38,14 @@ impl Disk {
     }
 
     /// # Errors
-    /// Its folder's name is none.
+    /// Its folder's name is none, or it is not attached by us.
     pub fn of_place(place: &DiskPlace) -> Result<Self, InvalidRequest> {
         match place.plugin {
             Plugin::Iscsi => iscsi::Disk::of_folder(&place.name).map(|disk| Disk::Iscsi(disk, None)),
-            Plugin::Fc | Plugin::Local | Plugin::Flex => fc::Disk::of_folder(&place.name).map(Disk::Fc),
+            Plugin::Fc => fc::Disk::of_folder(&place.name).map(Disk::Fc),
+            Plugin::Local | Plugin::Flex => {
+                Err(validate::bad("plugin", place.plugin.name(), "kubernetes.io/fc or kubernetes.io/iscsi"))
+            }
         }
     }
 

@@ -14,7 +14,6 @@ use crate::flexvolume::FlexError;
 use crate::journal::Intent;
 use crate::metrics::StorageOperation;
 use crate::node::{Node, PodLock};
-use crate::volumes::disk::map;
 use crate::volumes::empty_dir::Group;
 use crate::volumes::flex::{self, FlexVolume};
 use crate::volumes::teardown::Kept;
@@ -76,7 +75,7 @@ pub async fn capabilities(node: &Arc<Node>, driver: &FlexDriver) -> Result<FlexC
     let init = FlexRequest { act: Act::Init.into(), driver: driver.to_string(), ..FlexRequest::default() };
     let said = node.flex.ask(&init).await.map_err(|error| refused(&error))?;
     let can = said.capabilities.unwrap_or_default();
-    if can.attach && driver.program() == map::MOUNTS {
+    if can.attach && driver.program() == FlexDriver::MOUNTS {
         // Its folder could not be told from that of a driver that is called as its vendor.
         let why = format!("FlexVolume driver {driver} attaches volumes: none of that name can");
         return Err(Status::aborted(why));
@@ -110,36 +109,46 @@ pub(super) async fn waits<T>(
 /// The verb's own, ABORTED where the driver takes long, or UNAVAILABLE where no worker or kubelet-flexvolume answers.
 pub async fn set_up(node: Arc<Node>, lock: PodLock, wanted: Wanted) -> Result<Ready, Status> {
     let flex = wanted.flex.clone();
+    let act = if wanted.growth.is_some() { "expandfs" } else { "mount" };
     let work = to_its_end(async move {
         let started = Instant::now();
         let result = mounted(&node, &Arc::new(lock), wanted).await;
         node.metrics.storage(FLEX, StorageOperation::Mount, started.elapsed().as_secs_f64(), result.is_ok());
         result
     });
-    waits(&flex, "mount", MOUNTS, work).await
+    waits(&flex, act, MOUNTS, work).await
 }
 
 async fn mounted(node: &Arc<Node>, lock: &Arc<PodLock>, wanted: Wanted) -> Result<Ready, Status> {
-    let Wanted { pod, flex, group, growth, .. } = &wanted;
+    let Wanted { pod, flex, group, growth, device, .. } = &wanted;
+    let (of, what) = (pod.clone(), flex.clone());
+    let was_mounted = on_the_pool(node, move |node| flex::is_there(&node.settings, &of, &what)).await?;
+    if growth.is_some() && !was_mounted {
+        // Who asks for growth tells no secret, without which nothing is mounted.
+        return Err(VolumeError::from(flex::FlexError::NotMounted { path: flex.path(&node.settings, pod) }).into());
+    }
     let can = capabilities(node, &flex.driver).await?;
-    if can.attach != wanted.device.is_some() {
-        // It is another one than kubelet-syncd was told of, which asks again.
+    if !was_mounted && can.attach != device.is_some() {
+        // It is another one than kubelet-syncd was told of, which asks again for a pod that does not have the volume.
         let does = if can.attach { "attaches volumes, and this one is not attached" } else { "attaches no volumes" };
         return Err(Status::aborted(format!("FlexVolume driver {} {does}", flex.driver)));
     }
-    let intent = Intent::Mount { plugin: flex.driver.to_string(), volume: flex.volume.clone() };
-    let again = node.journal.of(pod).contains(&intent);
-    let (of, what) = (pod.clone(), intent.clone());
-    on_the_pool(node, move |node| node.journal.begin(&of, what).map_err(VolumeError::from)).await?;
-    let task = Task::PrepareFlex { pod: pod.clone(), flex: flex.clone() };
-    let is_mounted = match worker::call(&node.workers, &task, None, lock.clone()).await? {
-        (Done::Bound(there), _) => there.is_some(),
-        (other, _) => return Err(unexpected(&other)),
-    };
-    // Until it is the pod's as well, nobody unmounts what is mounted once a node.
+    // Until it is the pod's as well, nobody unmounts what is mounted once a node. A lock that is not had leaves nothing to be done again.
     let mut held = None;
-    if can.attach && !(is_mounted && growth.is_none()) {
+    if device.is_some() && (!was_mounted || growth.is_some()) {
         held = Some(flex_device::lock(node, flex).await?);
+    }
+    let intent = Intent::Mount { plugin: flex.driver.to_string(), volume: flex.volume.clone() };
+    let is_begun = !was_mounted || node.journal.of(pod).contains(&intent);
+    let mut is_mounted = was_mounted;
+    if !was_mounted {
+        let (of, what) = (pod.clone(), intent.clone());
+        on_the_pool(node, move |node| node.journal.begin(&of, what).map_err(VolumeError::from)).await?;
+        let task = Task::PrepareFlex { pod: pod.clone(), flex: flex.clone() };
+        is_mounted = match worker::call(&node.workers, &task, None, lock.clone()).await? {
+            (Done::Bound(there), _) => there.is_some(),
+            (other, _) => return Err(unexpected(&other)),
+        };
     }
     if !is_mounted && let Err((status, leaves_nothing)) = mount(node, lock, &wanted, held.as_ref()).await {
         if leaves_nothing {
@@ -154,13 +163,13 @@ async fn mounted(node: &Arc<Node>, lock: &Arc<PodLock>, wanted: Wanted) -> Resul
         }
         return Err(status);
     }
-    if (!is_mounted || again)
-        && let Some(group) = group.filter(|_| can.fs_group)
-    {
-        let task = Task::GiveFlex { pod: pod.clone(), flex: flex.clone(), group };
-        worker::call(&node.workers, &task, None, lock.clone()).await?;
+    if is_begun {
+        if let Some(group) = group.filter(|_| can.fs_group) {
+            let task = Task::GiveFlex { pod: pod.clone(), flex: flex.clone(), group };
+            worker::call(&node.workers, &task, None, lock.clone()).await?;
+        }
+        node.journal.end(pod, &intent);
     }
-    node.journal.end(pod, &intent);
     if let Some(growth) = growth {
         grow(node, &wanted, *growth, held.as_ref()).await?;
     }

@@ -107,7 +107,12 @@ async fn mount_device(
     path: String,
     held: &Arc<PodLock>,
 ) -> Result<(), Status> {
-    let file_system = file_system(told)?;
+    let options = Options::parse(&[], told.read_only)?;
+    let file_system = FileSystem { fs_type: FsType::parse(&told.fs_type)?, options };
+    if !Path::new(&path).is_absolute() {
+        let why = format!("FlexVolume driver {} calls its device {path:?}, which is no absolute path", flex.driver);
+        return Err(detailed(&Status::aborted(why), DEVICE));
+    }
     let found = on_the_pool(node, move |_| match look::look(Path::new(&path))? {
         Found::Device(device) => Ok(device),
         Found::Folder => Err(VolumeError::from(DiskError::NoDevice { path: path.into() })),
@@ -116,22 +121,23 @@ async fn mount_device(
     local::mount_once(node, file_system, false, &flex.place(), &device, held).await
 }
 
-fn file_system(told: &Told) -> Result<FileSystem, Status> {
-    let options = Options::parse(&[], told.read_only)?;
-    Ok(FileSystem { fs_type: FsType::parse(&told.fs_type)?, options })
-}
-
-/// The file system fills its device, if what is mounted once a node is one's.
+/// The file system that is mounted once a node fills its device. Where none is mounted, there is nothing to do.
 ///
 /// # Errors
-/// It is of no kind that grows, or cannot.
+/// It is of no kind that grows, or of no device that the kernel has a name for, or cannot.
 pub async fn grow(node: &Arc<Node>, flex: &FlexVolume, told: &Told, held: &Arc<PodLock>) -> Result<(), Status> {
     let place = flex.place();
     let at = place.clone();
-    let Some(device) = on_the_pool(node, move |node| global::device_at(&node.settings, &at)).await? else {
+    let Some((there, device)) = on_the_pool(node, move |node| global::what_is_at(&node.settings, &at)).await? else {
         return Ok(());
     };
-    local::mount_once(node, file_system(told)?, true, &place, &device, held).await
+    // What it is its mount says: the volume need not name it, nor by a name that we know.
+    let (Some(device), Ok(fs_type)) = (device, FsType::parse(&there.fs_type)) else {
+        let error = DiskError::NoGrowth { fs_type: there.fs_type, device: there.device.into() };
+        return Err(VolumeError::from(error).into());
+    };
+    let options = Options::parse(&[], told.read_only)?;
+    local::mount_once(node, FileSystem { fs_type, options }, true, &place, &device, held).await
 }
 
 /// Has the driver unmount what no pod has any more. What is not mounted is unmounted.

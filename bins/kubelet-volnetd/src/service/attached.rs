@@ -45,6 +45,9 @@ pub(super) async fn end(verbs: &Verbs, request: EndDiskRequest) -> Result<(), St
     if plugin == Plugin::Flex {
         let allowed = "a FlexVolume driver and a volume";
         let flex = place.of_flex().ok_or_else(|| validate::bad("name", &place.name, allowed))?;
+        if block {
+            return Err(validate::bad("block", "true", "false of a FlexVolume driver's").into());
+        }
         verbs.guard(request.guard.as_ref())?;
         return flex_device::end(verbs.node.clone(), flex.into()).await;
     }

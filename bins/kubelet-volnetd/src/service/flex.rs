@@ -28,8 +28,10 @@ pub(super) async fn set_up(verbs: &Verbs, request: SetUpFlexRequest) -> Result<R
     let on_root_mismatch = request.fs_group_on_root_mismatch;
     let group = group.filter(|_| !told.read_only).map(|id| Group { id, on_root_mismatch });
     let device = request.device;
-    if let Some(bad) = device.as_ref().filter(|device| device.len() > DEVICE_MAX || device.contains('\0')) {
-        return Err(validate::bad("device", bad, "at most 4096 bytes without NUL").into());
+    // Nobody's word becomes an option of the driver's command line.
+    let is_bad = |device: &&String| device.len() > DEVICE_MAX || device.contains('\0') || device.starts_with('-');
+    if let Some(bad) = device.as_ref().filter(is_bad) {
+        return Err(validate::bad("device", bad, "at most 4096 bytes without NUL that do not begin with '-'").into());
     }
     let growth = request.grow.map(|grow| Growth { new: grow.new_size, old: grow.old_size });
     let lock = verbs.node.lock_pod(&pod).await?;

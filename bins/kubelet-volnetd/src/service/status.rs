@@ -108,7 +108,7 @@ fn code_of_volume(error: &VolumeError) -> Code {
         VolumeError::Nfs(_) => Code::Aborted,
         VolumeError::Disk(error) => code_of_disk(error),
         VolumeError::Csi(error) => code_of_csi(error),
-        VolumeError::Flex(FlexError::StillMounted { .. }) => Code::FailedPrecondition,
+        VolumeError::Flex(FlexError::StillMounted { .. } | FlexError::NotMounted { .. }) => Code::FailedPrecondition,
         VolumeError::Flex(FlexError::Remove { source, .. } | FlexError::Once { source, .. }) => code_of_io(source),
         VolumeError::Journal(JournalError::Write { source, .. }) => code_of_io(source),
         VolumeError::Mount { .. } | VolumeError::Journal(_) | VolumeError::Remove { .. } => Code::Internal,

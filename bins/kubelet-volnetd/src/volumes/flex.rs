@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use bulkhead_sys::mountinfo::MountInfo;
 use bulkhead_sys::{mount, open, tree};
 use bulkhead_types::{FlexDriver, PodUid, VolumeName};
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -37,6 +37,8 @@ impl From<(FlexDriver, VolumeName)> for FlexVolume {
 /// What of one is left.
 #[derive(Debug, thiserror::Error)]
 pub enum FlexError {
+    #[error("nothing is mounted at {path}: a file system that is to become larger has to be")]
+    NotMounted { path: PathBuf },
     #[error("{path} is still mounted")]
     StillMounted { path: PathBuf },
     #[error("failed to remove {path}")]
@@ -90,6 +92,30 @@ pub fn of_pod(settings: &Settings, pod: &PodUid) -> Result<Vec<FlexVolume>, Volu
     Ok(found)
 }
 
+/// A pod that has the volume's folder, which is there from before its driver is told to mount until it has unmounted.
+///
+/// # Errors
+/// A folder cannot be listed: nothing is known of what is in it.
+pub fn user_of(settings: &Settings, flex: &FlexVolume) -> Result<Option<PodUid>, VolumeError> {
+    let base = settings.paths.pods();
+    let list = |source| VolumeError::List { path: base.clone(), source };
+    let pods = settings.pods_dir().map_err(|error| list(std::io::Error::other(error)))?;
+    for entry in tree::list(pods.as_fd(), MAX_ENTRIES).map_err(list)? {
+        let Ok(pod) = PodUid::parse(&entry.name.to_string_lossy()) else { continue };
+        let volumes = match open::dir_beneath(pods.as_fd(), Path::new(pod.as_str()).join(flex.parent())) {
+            Ok(volumes) => volumes,
+            Err(error) if error.is_not_found() => continue,
+            Err(source) => return Err(VolumeError::PodDir { pod, source }),
+        };
+        // The folder itself is not looked at: what is mounted on it may never answer.
+        let names = tree::list(volumes.as_fd(), MAX_ENTRIES).map_err(list)?;
+        if names.iter().any(|entry| entry.name.to_str() == Some(flex.volume.as_str())) {
+            return Ok(Some(pod));
+        }
+    }
+    Ok(None)
+}
+
 /// Makes the folder; answers its path where something is mounted on it already.
 ///
 /// # Errors
@@ -105,6 +131,14 @@ pub fn prepare(settings: &Settings, pod: &PodUid, flex: &FlexVolume) -> Result<O
     Ok(None)
 }
 
+/// Whether something is mounted on the pod's folder.
+///
+/// # Errors
+/// mountinfo cannot be read.
+pub fn is_there(settings: &Settings, pod: &PodUid, flex: &FlexVolume) -> Result<bool, VolumeError> {
+    is_mounted(&flex.path(settings, pod))
+}
+
 fn is_mounted(path: &Path) -> Result<bool, VolumeError> {
     let mut info = MountInfo::new();
     Ok(info.read().map_err(VolumeError::Mounts)?.any(|mount| *mount.mount_point == *path))
@@ -116,9 +150,10 @@ fn is_mounted(path: &Path) -> Result<bool, VolumeError> {
 /// It is not there.
 pub fn bind(settings: &Settings, pod: &PodUid, flex: &FlexVolume) -> Result<(), VolumeError> {
     let dir = pod_dir(settings, pod)?;
-    let path = flex.place().point(settings);
-    let source = rustix::fs::open(&path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-    let source = source.map_err(|errno| FlexError::Once { path, source: errno.into() })?;
+    let (path, base) = (flex.place().point(settings), &settings.paths.root_dir);
+    let source = open::base_dir(base)
+        .and_then(|root| open::beneath(root.as_fd(), flex.place().mount(), OFlags::PATH | OFlags::DIRECTORY, 0))
+        .map_err(|error| FlexError::Once { path, source: std::io::Error::other(error) })?;
     let (pod, volume) = (pod.clone(), flex.volume.clone());
     let target = open::dir_beneath(dir.as_fd(), flex.parent().join(volume.as_str()));
     let target = target.map_err(|source| VolumeError::Open { pod: pod.clone(), volume: volume.clone(), source })?;

@@ -297,7 +297,7 @@ impl Expand<'_> {
             Moment::Mount => None,
         };
         let grown = ports.verbs.set_up_flex(SetUpFlexRequest { grow, ..request }).await;
-        grown.map(|_| Asked::Grown).map_err(|error| Failure::verb(self.phase(), &error))
+        grown.map(|_| Asked::Grown).map_err(|error| flex::not_grown(self.phase(), &error))
     }
 
     /// The driver's answer.

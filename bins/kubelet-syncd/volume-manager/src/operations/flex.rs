@@ -5,6 +5,7 @@ use bulkhead_ipc::volnetd as api;
 use bulkhead_types::PodUid;
 use k8s_openapi::api::core::v1::Node;
 use kubelet_edges::volnetd::VolnetdError;
+use tonic::Code;
 
 use super::{Failure, Phase, local, secrets};
 use crate::pod_facts::PodFacts;
@@ -96,11 +97,22 @@ pub fn failure(error: &VolnetdError) -> Failure {
     }
 }
 
+/// A volume that is not mounted does not grow: its next mount has the secret, and asks again.
+pub fn not_grown(phase: Phase, error: &VolnetdError) -> Failure {
+    let failure = Failure::verb(phase, error);
+    match error {
+        VolnetdError::Refused { source, .. } if source.code() == Code::FailedPrecondition => {
+            Failure { away: false, code: Some(Code::FailedPrecondition), ..failure }
+        }
+        _ => failure,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
-    use tonic::{Code, Status};
+    use tonic::Status;
 
     #[test]
     fn what_failed_is_told_by_its_details() {
@@ -113,6 +125,23 @@ mod tests {
             let source = Status::with_details(Code::Aborted, "no such share", details.to_vec().into());
             let failure = failure(&VolnetdError::Refused { verb: "set_up_flex", source });
             assert_eq!(failure.message("pv", false), format!("{phase} for volume \"pv\" : no such share"));
+        }
+    }
+
+    #[test]
+    fn what_is_not_mounted_waits_for_its_next_mount() {
+        for (code, away, told) in [
+            (Code::FailedPrecondition, false, Some(Code::FailedPrecondition)),
+            (Code::Aborted, false, None),
+            (Code::Unavailable, true, None),
+        ] {
+            let (verb, source) = ("set_up_flex", Status::new(code, "no"));
+            let error = match code {
+                Code::Unavailable => VolnetdError::Away { verb, source },
+                _ => VolnetdError::Refused { verb, source },
+            };
+            let failure = not_grown(Phase::Expand, &error);
+            assert_eq!((failure.away, failure.code), (away, told), "{code:?}");
         }
     }
 

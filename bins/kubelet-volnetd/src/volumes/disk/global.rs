@@ -12,6 +12,7 @@ use rustix::mount::MountAttrFlags;
 
 use super::super::VolumeError;
 use super::super::csi::way;
+use super::super::flex;
 use super::options::{FsType, Options};
 use super::place::{DiskPlace, Plugin};
 use super::{Device, DiskError};
@@ -64,10 +65,19 @@ pub fn is_mounted(settings: &Settings, place: &DiskPlace) -> Result<bool, Volume
 /// # Errors
 /// mountinfo cannot be read.
 pub fn device_at(settings: &Settings, place: &DiskPlace) -> Result<Option<Device>, VolumeError> {
+    Ok(what_is_at(settings, place)?.and_then(|(_, device)| device))
+}
+
+/// What is mounted there, and its device as [`device_at`].
+///
+/// # Errors
+/// mountinfo cannot be read.
+pub fn what_is_at(settings: &Settings, place: &DiskPlace) -> Result<Option<(Mounted, Option<Device>)>, VolumeError> {
     let Some(there) = at(&place.point(settings))? else { return Ok(None) };
     let numbers =
         there.device.split_once(':').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
-    Ok(numbers.and_then(|(major, minor)| look::by_numbers(major, minor).ok()))
+    let device = numbers.and_then(|(major, minor)| look::by_numbers(major, minor).ok());
+    Ok(Some((there, device)))
 }
 
 /// Mounts it. `found`: what is on it, by blkid's word before it was prepared.
@@ -174,11 +184,18 @@ struct Shown {
     root: PathBuf,
 }
 
-/// No pod has what is mounted there.
+/// No pod has what is mounted there. How a FlexVolume driver gives it to a pod nobody but the driver knows: a pod has it for as long as
+/// it has the volume's folder.
 ///
 /// # Errors
-/// One has.
+/// One has, or pods' folders cannot be listed.
 pub fn is_free(settings: &Settings, place: &DiskPlace) -> Result<(), VolumeError> {
+    let in_use = |pod: PodUid| VolumeError::from(DiskError::InUse { place: place.clone(), pod: pod.to_string() });
+    if let Some(flex) = place.of_flex()
+        && let Some(pod) = flex::user_of(settings, &flex.into())?
+    {
+        return Err(in_use(pod));
+    }
     let point = place.point(settings);
     let pods = settings.paths.pods();
     let mut info = MountInfo::new();
@@ -190,8 +207,7 @@ pub fn is_free(settings: &Settings, place: &DiskPlace) -> Result<(), VolumeError
             root: mount.root.into_owned(),
         })
         .collect();
-    user_of(&point, &pods, &all)
-        .map_or(Ok(()), |pod| Err(DiskError::InUse { place: place.clone(), pod: pod.to_string() }.into()))
+    user_of(&point, &pods, &all).map_or(Ok(()), |pod| Err(in_use(pod)))
 }
 
 /// Unmounts it; what is not mounted is unmounted. Its folder stays.

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use bulkhead_sys::{open, tree};
-use bulkhead_types::{PodUid, VolumeName, escape_qualified_name};
+use bulkhead_types::{FlexDriver, PodUid, VolumeName, escape_qualified_name};
 use rustix::fs::{FileType, Mode, OFlags};
 
 use super::super::block_map::Place;
@@ -13,9 +13,6 @@ use super::super::{VolumeError, pod_dir};
 use super::place::{DiskPlace, Plugin};
 use super::{Device, DiskError, iscsi};
 use crate::node::Settings;
-
-/// The folder of what a FlexVolume driver has mounted once a node, below its own (upstream getDeviceMountPath).
-pub const MOUNTS: &str = "mounts";
 
 /// More volumes than a node has.
 const MAX_ENTRIES: usize = 10_000;
@@ -91,25 +88,35 @@ fn nested(folder: &OwnedFd, depth: usize) -> Vec<String> {
     names(folder).into_iter().flat_map(below).collect()
 }
 
+/// Names of folders below an open one. What is mounted on one of them is not entered.
+fn folders_in(folder: &OwnedFd, shown: &Path) -> Result<Vec<String>, VolumeError> {
+    let entries = tree::list(folder.as_fd(), MAX_ENTRIES);
+    let entries = entries.map_err(|source| VolumeError::List { path: shown.to_owned(), source })?;
+    Ok(entries.into_iter().filter(|entry| entry.is_dir).filter_map(|entry| entry.name.into_string().ok()).collect())
+}
+
 /// What FlexVolume drivers have mounted once a node: below `<driver>/mounts`, or `<vendor>/<driver>/mounts`. No driver that attaches has
 /// a program of that name.
-fn of_drivers(folder: &OwnedFd) -> Vec<String> {
-    let below = |path: &str| {
-        let inner = way::folder(folder.as_fd(), Path::new(""), Path::new(path)).ok().flatten();
-        inner.as_ref().map(names).unwrap_or_default()
+///
+/// # Errors
+/// A folder cannot be listed: what is in it is not known to be nothing.
+fn of_drivers(folder: &OwnedFd, shown: &Path) -> Result<Vec<String>, VolumeError> {
+    let below = |path: &str| match way::folder(folder.as_fd(), shown, Path::new(path))? {
+        Some(inner) => folders_in(&inner, &shown.join(path)),
+        None => Ok(Vec::new()),
     };
     let mut all = Vec::new();
-    for first in names(folder) {
-        for second in below(&first) {
+    for first in folders_in(folder, shown)? {
+        for second in below(&first)? {
             let (driver, mounts) = match second.as_str() {
-                MOUNTS => (first.clone(), format!("{first}/{MOUNTS}")),
-                _ => (format!("{first}/{second}"), format!("{first}/{second}/{MOUNTS}")),
+                FlexDriver::MOUNTS => (first.clone(), format!("{first}/{second}")),
+                _ => (format!("{first}/{second}"), format!("{first}/{second}/{}", FlexDriver::MOUNTS)),
             };
-            all.extend(below(&mounts).into_iter().map(|volume| format!("{driver}/{volume}")));
+            all.extend(below(&mounts)?.into_iter().map(|volume| format!("{driver}/{volume}")));
         }
     }
     all.retain(|name| DiskPlace { plugin: Plugin::Flex, name: name.clone() }.of_flex().is_some());
-    all
+    Ok(all)
 }
 
 /// Pods that a device is mapped into.
@@ -130,7 +137,9 @@ pub fn pods(settings: &Settings, at: &DiskPlace) -> Result<Vec<String>, VolumeEr
 pub fn folders(settings: &Settings, plugin: Plugin) -> Result<(Vec<String>, Vec<String>), VolumeError> {
     let mounts = way::folder(root(settings)?.as_fd(), &settings.paths.root_dir, Path::new(plugin.mounts()))?;
     if plugin == Plugin::Flex {
-        return Ok((mounts.as_ref().map(of_drivers).unwrap_or_default(), Vec::new()));
+        let shown = settings.paths.root_dir.join(plugin.mounts());
+        let found = mounts.map_or(Ok(Vec::new()), |folder| of_drivers(&folder, &shown))?;
+        return Ok((found, Vec::new()));
     }
     let all = |folder: Option<OwnedFd>| folder.map(|folder| nested(&folder, plugin.depth())).unwrap_or_default();
     let mut mounts = all(mounts);
@@ -190,8 +199,15 @@ mod tests {
             std::fs::create_dir_all(folder.path().join(path)).unwrap();
         }
         std::fs::write(folder.path().join("file"), "").unwrap();
-        let mut found = of_drivers(&open::base_dir(folder.path()).unwrap());
-        found.sort();
-        assert_eq!(found, ["d/pv-3", "v/d/pv-1", "v/d/pv-2"]);
+        let found = || of_drivers(&open::base_dir(folder.path()).unwrap(), folder.path());
+        let mut drivers = found().unwrap();
+        drivers.sort();
+        assert_eq!(drivers, ["d/pv-3", "v/d/pv-1", "v/d/pv-2"]);
+        // What cannot be looked into may hold something.
+        std::os::unix::fs::symlink("/", folder.path().join("v/e/mounts/link")).unwrap();
+        std::fs::create_dir(folder.path().join("v/f")).unwrap();
+        assert_eq!(found().unwrap().len(), 3);
+        std::os::unix::fs::symlink("/", folder.path().join("v/f/mounts")).unwrap();
+        assert!(found().is_err());
     }
 }

@@ -49,7 +49,7 @@ impl Plugin {
             Plugin::Local => "plugins/kubernetes.io/local-volume/mounts",
             Plugin::Fc => "plugins/kubernetes.io/fc",
             Plugin::Iscsi => "plugins/kubernetes.io/iscsi",
-            Plugin::Flex => "plugins/kubernetes.io/flexvolume",
+            Plugin::Flex => FlexDriver::ONCE_A_NODE,
         }
     }
 
