@@ -17,7 +17,7 @@ use super::pod_status::{StatusInput, generate};
 pub enum Course {
     /// It has not begun, or goes on.
     Open,
-    /// It is over by its restart policy, and something of it still runs.
+    /// It is over by its restart policy, as an init container has failed, and a sidecar still runs.
     Ending,
     /// It is over, and has nothing of the node.
     Ended,
@@ -73,7 +73,8 @@ mod tests {
             ("Never", vec![("i", Exited, 0), ("a", Exited, 0), ("b", Running, 0)], Open),
             ("Never", vec![("i", Exited, 0), ("a", Exited, 0), ("b", Exited, 0)], Ended),
             ("Never", vec![("i", Exited, 0), ("a", Exited, 0), ("b", Exited, 137)], Ended),
-            ("Never", vec![("i", Exited, 0), ("s", Running, 0), ("a", Exited, 0), ("b", Exited, 0)], Ending),
+            // Its sidecar is still to be stopped: no phase says yet that it is over.
+            ("Never", vec![("i", Exited, 0), ("s", Running, 0), ("a", Exited, 0), ("b", Exited, 0)], Open),
             ("OnFailure", vec![("i", Exited, 0), ("a", Exited, 0), ("b", Exited, 0)], Ended),
             ("OnFailure", vec![("i", Exited, 0), ("a", Exited, 0), ("b", Exited, 1)], Open),
             ("Always", vec![("i", Exited, 0), ("a", Exited, 0), ("b", Exited, 0)], Open),
