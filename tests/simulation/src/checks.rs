@@ -288,7 +288,14 @@ impl World {
         if over(&before.phase) && before.phase != now.phase {
             self.breaks("phase-stays", format!("{name} was {} and is {:?}", before.phase, now.phase));
         }
-        for (container, count) in &before.counts {
+        // A standalone node has the runtime alone to tell a new life of kubelet-syncd how often a container has started; of one whose
+        // instances have gone with their sandbox nobody knows.
+        let begins_without = |container: &str| {
+            let is_there = self.containers.values().any(|other| other.uid() == uid && other.name() == container);
+            !self.has_api && !self.shown.contains(uid) && !is_there
+        };
+        let lost: Vec<String> = before.counts.keys().filter(|name| begins_without(name)).cloned().collect();
+        for (container, count) in before.counts.iter().filter(|(name, _)| !lost.contains(name)) {
             if now.counts.get(container).is_some_and(|now| now < count) {
                 let after = now.counts.get(container).copied().unwrap_or(0);
                 self.breaks(

@@ -218,9 +218,10 @@ impl SyncLoop {
         }
     }
 
-    /// A pod without a pod worker that is over gets one, which ends it. False: it is not over.
+    /// A pod without a pod worker that is over gets one, which ends it. False: it is not over, or what is over is a former life of a
+    /// pod that has come back under its uid.
     pub(super) fn ends_unjudged(&mut self, uid: &PodUid, pod: &Arc<Pod>, now: Instant) -> bool {
-        if self.workers.lifecycle(uid).is_some() {
+        if self.workers.lifecycle(uid).is_some() || self.housekeeping.is_collected(uid) {
             return false;
         }
         match self.node.runtime.course(&self.node, pod, &self.node.cache.get(uid)) {
@@ -333,7 +334,7 @@ impl SyncLoop {
     }
 
     fn reject(&mut self, uid: &PodUid, pod: &Arc<Pod>, rejection: &Rejection, now: Instant) {
-        // While it was pending.
+        // It may have ended while it was pending.
         if self.ends_unjudged(uid, pod, now) {
             return;
         }

@@ -80,9 +80,9 @@ fn one(inputs: Inputs<'_>, container: &Container) -> ContainerStatus {
     let mut status = match newest {
         Some(instance) => {
             let mut status = convert(inputs, container, instance, old);
-            // One that was made and never started says nothing of an end that was told before it.
-            let previous = instances.next().and_then(|previous| convert(inputs, container, previous, old).state);
-            if let Some(ended) = previous.filter(|previous| previous.terminated.is_some()) {
+            // One that was made and never started says nothing of the end before it.
+            let mut ends = instances.filter_map(|previous| convert(inputs, container, previous, old).state);
+            if let Some(ended) = ends.find(|state| state.terminated.is_some()) {
                 status.last_state = Some(ended);
             }
             status

@@ -89,6 +89,13 @@ fn what_was_made_and_never_started_hides_no_end_that_was_told() {
         assert_eq!(shown.last_state, *told);
         assert_eq!(status.phase.as_deref(), Some("Running"));
     }
+    // Nothing was told, and the runtime still has it.
+    w.runtime.containers.push(container_status("c", RunState::Exited, 137));
+    w.old = None;
+    let status = w.step();
+    assert_eq!(status.phase.as_deref(), Some("Running"));
+    let shown = &status.container_statuses.as_ref().unwrap()[0];
+    assert_eq!(shown.last_state.as_ref().unwrap().terminated.as_ref().unwrap().exit_code, 137);
 }
 
 impl World {

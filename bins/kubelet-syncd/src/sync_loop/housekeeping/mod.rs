@@ -5,11 +5,13 @@
 //! |---|---|
 //! | [`plan`] | nothing: decides which pods are restarted, and which of the runtime's are killed |
 //! | [`container_gc`] | dead containers and empty sandboxes |
+//! | [`collected`] | nothing: which pods what is left of is being removed |
 //! | [`leftovers`] | folders, mounts, cgroups and logs of pods that are gone |
 //! | [`log_links`] | links to logs that a start could not make |
 //!
 //! Here is when each of them runs. Nothing is removed before every source has delivered.
 
+mod collected;
 pub(super) mod container_gc;
 mod leftovers;
 mod log_links;
@@ -23,6 +25,7 @@ use std::time::Duration;
 use bulkhead_types::PodUid;
 use tokio::time::Instant;
 
+use self::collected::Collected;
 use super::main_loop::SyncLoop;
 use super::resize::Trigger;
 use super::view;
@@ -60,6 +63,8 @@ pub(super) struct Housekeeping {
     links: bool,
     /// Pods that ended while a source named them: their dead containers, logs and folders stay until no source does.
     ended: HashSet<PodUid>,
+    /// Pods whose former life is being collected.
+    collected: Collected,
 }
 
 impl Housekeeping {
@@ -73,6 +78,7 @@ impl Housekeeping {
             logs: true,
             links: true,
             ended: HashSet::new(),
+            collected: Collected::default(),
         }
     }
 
@@ -113,6 +119,11 @@ impl Housekeeping {
         self.ended.contains(uid)
     }
 
+    /// What the runtime has of the pod may be a former life's, which is being removed: a pod of the same uid that has come back.
+    pub(super) fn is_collected(&self, uid: &PodUid) -> bool {
+        self.collected.contains(uid)
+    }
+
     /// A pass now, or as soon as the one before has rested.
     pub(super) fn run_at_once(&mut self) {
         self.at = Instant::now();
@@ -144,7 +155,11 @@ impl SyncLoop {
         let node = self.node.clone();
         // Taken here: a pod of the same uid that begins anew must not lose what it makes meanwhile.
         let old = node.cache.get(&uid);
-        tokio::spawn(async move { container_gc::collect_ended(&node, &uid, &old).await });
+        let collected = self.housekeeping.collected.begin(&uid);
+        tokio::spawn(async move {
+            container_gc::collect_ended(&node, &uid, &old).await;
+            drop(collected);
+        });
     }
 
     /// The passes that are due.
