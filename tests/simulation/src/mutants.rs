@@ -29,7 +29,7 @@ pub struct Mutant {
 }
 
 /// All of them, in the order of a pod's life.
-pub const MUTANTS: [Mutant; 62] = [
+pub const MUTANTS: [Mutant; 66] = [
     Mutant {
         name: "takes-over",
         mistake: "after a restart an edited manifest takes over the pod from before the edit, which still ends (as it was until this found it)",
@@ -532,6 +532,38 @@ pub const MUTANTS: [Mutant; 62] = [
         file: "bins/kubelet-syncd/src/sync_loop/evictions.rs",
         from: "let Some(eviction) = self.evictions.book.get(uid).cloned() else { return false };",
         to: "let Some(eviction) = self.evictions.book.get(uid).filter(|_| !MUTANT).cloned() else { return false };",
+    },
+    Mutant {
+        name: "judged-again",
+        mistake: "after a restart a static pod that has ended is judged by admission again (as it was until this found it)",
+        only: Some(Family::Resources),
+        file: "bins/kubelet-syncd/src/sync_loop/admission_queue.rs",
+        from: "Course::Open => return false,",
+        to: "_ if MUTANT => return false,\n            Course::Open => return false,",
+    },
+    Mutant {
+        name: "pending-collected",
+        mistake: "garbage collection takes the dead containers of a pod that waits for its admission (as it was until this found it)",
+        only: Some(Family::Resources),
+        file: "bins/kubelet-syncd/src/sync_loop/housekeeping/mod.rs",
+        from: "let spared = self.admission_queue.pending();",
+        to: "let spared = if MUTANT { HashSet::new() } else { self.admission_queue.pending() };",
+    },
+    Mutant {
+        name: "mount-forgotten",
+        mistake: "a volume leaves volumesInUse while its mount is on its way (as it was until this found it)",
+        only: Some(Family::Volumes),
+        file: "bins/kubelet-syncd/volume-manager/src/reconciler.rs",
+        from: "let busy = busy.keys().filter(|name| node.in_use.contains(&name.0));",
+        to: "let busy = busy.keys().filter(|name| node.in_use.contains(&name.0) && !MUTANT);",
+    },
+    Mutant {
+        name: "hidden-end",
+        mistake: "an instance that was made and never started hides the end before it (as it was until this found it)",
+        only: Some(Family::Api),
+        file: "bins/kubelet-syncd/runtime/src/status/containers.rs",
+        from: "ends.find(|state| state.terminated.is_some())",
+        to: "ends.find(|state| MUTANT || state.terminated.is_some())",
     },
 ];
 
