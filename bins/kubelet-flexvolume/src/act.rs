@@ -12,7 +12,7 @@ use bulkhead_ipc::common::{FlexReply, FlexRequest};
 use bulkhead_types::{FlexDriver, PodUid, VolumeName};
 
 use crate::calls::{self, Calls, Left};
-use crate::verdict::{Answer, Verdict, verdict};
+use crate::verdict::{Answer, DEVICE_MAX, Verdict, verdict};
 use crate::{driver, options, place};
 
 /// A driver says what it can do, or how a volume is called.
@@ -88,13 +88,13 @@ fn call(places: &Places, question: &FlexRequest) -> Result<Call, String> {
         let wanted = question.options.as_ref().ok_or("the question says nothing of the volume")?;
         options::json(pod, &volume()?, wanted).map(OsString::from)
     };
-    let device = || OsString::from(&question.device);
+    let device = || device(&question.device).map(OsString::from);
     let (command, arguments, deadline) = match question.act() {
         Act::Unspecified => return Err("the question says nothing of what is to be done".to_owned()),
         Act::Init => ("init", Vec::new(), SAY),
         Act::GetVolumeName => ("getvolumename", vec![told(None)?], SAY),
-        Act::WaitForAttach => ("waitforattach", vec![device(), told(None)?], CALL),
-        Act::MountDevice => ("mountdevice", vec![of_device(true)?, device(), told(None)?], CALL),
+        Act::WaitForAttach => ("waitforattach", vec![device()?, told(None)?], CALL),
+        Act::MountDevice => ("mountdevice", vec![of_device(true)?, device()?, told(None)?], CALL),
         Act::UnmountDevice => ("unmountdevice", vec![of_device(false)?], CALL),
         Act::Mount => {
             let options = told(Some(&pod()?))?;
@@ -104,12 +104,20 @@ fn call(places: &Places, question: &FlexRequest) -> Result<Call, String> {
         Act::ExpandFs => {
             let sizes = [question.new_size, question.old_size].map(|bytes| OsString::from(bytes.to_string()));
             let [new, old] = sizes;
-            ("expandfs", vec![told(None)?, device(), of_pod(false)?, new, old], CALL)
+            ("expandfs", vec![told(None)?, device()?, of_pod(false)?, new, old], CALL)
         }
     };
     let program = driver::find(&places.drivers, &driver)?;
     let arguments = std::iter::once(OsString::from(command)).chain(arguments).collect();
     Ok(Call { driver, program, command, arguments, deadline })
+}
+
+/// The word for a device, the Node's or the driver's own, as it is: it becomes no option on the driver's command line.
+fn device(word: &str) -> Result<&str, String> {
+    if word.len() > DEVICE_MAX || word.contains('\0') || word.starts_with('-') {
+        return Err(format!("the device's name has more than {DEVICE_MAX} bytes or NUL, or begins with '-'"));
+    }
+    Ok(word)
 }
 
 fn reply(verdict: Verdict) -> FlexReply {
@@ -131,4 +139,27 @@ fn failed(message: String) -> FlexReply {
 
 fn late(message: String) -> FlexReply {
     FlexReply { outcome: Outcome::Late.into(), message, ..FlexReply::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_becomes_no_option() {
+        let (longest, longer) = ("x".repeat(DEVICE_MAX), "x".repeat(DEVICE_MAX + 1));
+        for (word, is_taken) in [
+            ("", true),
+            ("/dev/sdb", true),
+            ("lun-7", true),
+            (longest.as_str(), true),
+            (longer.as_str(), false),
+            ("-o", false),
+            ("-", false),
+            ("/dev/\0", false),
+        ] {
+            let found = device(word);
+            assert_eq!(found.as_ref().ok(), Some(&word).filter(|_| is_taken), "{word:?}: {found:?}");
+        }
+    }
 }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 /// Characters of a driver's message that are told.
 const MESSAGE_MAX: usize = 1024;
 /// Bytes of a driver's word for a device, which it is told again as it is.
-const DEVICE_MAX: usize = 4096;
+pub const DEVICE_MAX: usize = 4096;
 
 /// What a driver did.
 #[derive(Debug, Clone, PartialEq)]

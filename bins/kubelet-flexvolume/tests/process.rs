@@ -256,6 +256,9 @@ async fn only_roots_programs_and_volumes_folders_are_touched() {
         (FlexRequest { options: None, ..question(Act::WaitForAttach, "v/d") }, "says nothing of the volume"),
         (FlexRequest { volume: "../x".into(), ..question(Act::MountDevice, "v/d") }, "is not valid"),
         (question(Act::UnmountDevice, "v/d"), "is no volume's folder"),
+        (FlexRequest { device: "-o".into(), ..question(Act::WaitForAttach, "v/d") }, "begins with '-'"),
+        (FlexRequest { device: "x\0".into(), ..question(Act::WaitForAttach, "v/d") }, "or NUL"),
+        (FlexRequest { device: "x".repeat(4097), ..question(Act::ExpandFs, "v/d") }, "more than 4096 bytes"),
     ] {
         world.fails(&bad, says).await;
     }

@@ -27,7 +27,7 @@ pub enum Expansion {
     Possible,
     /// The claim's status did not allow it: it is looked at again with the next sync of a pod.
     NextSync,
-    /// The driver does not do it while the volume is in use (upstream volumeInUseErrorForExpansion).
+    /// The driver does not do it while the volume is in use (upstream volumeInUseErrorForExpansion), or it is not mounted just then.
     NextMount,
 }
 

@@ -28,7 +28,8 @@ pub(super) async fn set_up(verbs: &Verbs, request: SetUpFlexRequest) -> Result<R
     let on_root_mismatch = request.fs_group_on_root_mismatch;
     let group = group.filter(|_| !told.read_only).map(|id| Group { id, on_root_mismatch });
     let device = request.device;
-    // Nobody's word becomes an option of the driver's command line.
+    // The Node's word becomes no option of the driver's command line. What the driver itself calls its device goes back to it as it is;
+    // kubelet-flexvolume looks at both before it runs the driver.
     let is_bad = |device: &&String| device.len() > DEVICE_MAX || device.contains('\0') || device.starts_with('-');
     if let Some(bad) = device.as_ref().filter(is_bad) {
         return Err(validate::bad("device", bad, "at most 4096 bytes without NUL that do not begin with '-'").into());

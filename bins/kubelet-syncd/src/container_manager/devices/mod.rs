@@ -43,7 +43,7 @@ use kubelet_pleg::PodCache;
 use kubelet_pod_resources::holds::{self, Allocatable, Holds};
 use kubelet_runtime::runtime::result::ActionError;
 use kubelet_runtime::runtime::run_options::RunContainerOptions;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -68,6 +68,9 @@ const LOOK: Duration = Duration::from_secs(10);
 /// found within about as long again as it was away, and one that never answers costs a call in ten minutes.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(10 * 60);
+/// A store of plugins that cannot be read is asked again after a pause, twice as long each time.
+const READ_MIN: Duration = Duration::from_millis(500);
+const READ_MAX: Duration = Duration::from_secs(30);
 /// Changes that nobody relies on are gathered for so long before the checkpoint is written.
 const SETTLE: Duration = Duration::from_secs(1);
 /// After a write that failed, and how often one that a pod waits for is tried.
@@ -76,10 +79,11 @@ const WRITE_TRIES: u32 = 60;
 
 /// Which plugins there were, for the next start: they do not register again while the socket stays.
 pub trait EndpointStore: Send + Sync + std::fmt::Debug {
-    /// Resource to absolute path of its plugin's socket. Asked at the start, until it answers; what cannot be understood is empty.
+    /// Resource to absolute path of its plugin's socket. Asked from the start on until it answers. What cannot be understood has been
+    /// set aside, and is empty.
     ///
     /// # Errors
-    /// It cannot be read now.
+    /// It cannot be read, or what cannot be understood could not be set aside (the disk is full): nothing is to be written over it.
     fn load(&self) -> std::io::Result<BTreeMap<String, String>>;
     fn save(&self, endpoints: &BTreeMap<String, String>);
 }
@@ -147,12 +151,14 @@ pub struct Devices {
     dirty: Notify,
 }
 
-/// Which plugins the next start looks for: what the store has, if it could be read and written.
+/// Which plugins the next start looks for. The truth while this process lives; the store is its copy.
 #[derive(Debug, Default)]
 struct Endpoints {
     of: BTreeMap<String, String>,
     /// The store has been read: until then nothing is written over what it has.
     is_read: bool,
+    /// That it cannot be read has been said.
+    is_warned: bool,
 }
 
 impl Endpoints {
@@ -161,14 +167,24 @@ impl Endpoints {
         if !self.is_read {
             match store.load() {
                 Ok(found) => {
+                    let is_news = !self.of.is_empty();
                     for (resource, endpoint) in found {
                         if !self.of.values().any(|of| *of == endpoint) {
                             self.of.entry(resource).or_insert(endpoint);
                         }
                     }
                     self.is_read = true;
+                    if is_news {
+                        store.save(&self.of);
+                    }
                 }
-                Err(error) => tracing::warn!(%error, "plugins of an earlier start are not known yet"),
+                Err(error) if self.is_warned => {
+                    tracing::debug!(%error, "plugins of an earlier start are still not known");
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "plugins of an earlier start are not known yet");
+                    self.is_warned = true;
+                }
             }
         }
         self.is_read
@@ -248,24 +264,42 @@ impl Devices {
     /// Connects to the plugins of an earlier start, and keeps what others see. Runs for ever.
     pub async fn run(self: Arc<Self>) {
         let mut changed = self.changed.subscribe();
-        while !lock(&self.kept).read(&*self.store) {
-            tokio::time::sleep(WRITE_AGAIN).await;
-        }
-        let endpoints = lock(&self.kept).of.clone();
-        for (resource, endpoint) in endpoints.clone() {
-            let devices = self.clone();
-            tokio::spawn(async move { devices.bring_back(&resource, &endpoint).await });
-        }
+        let (tell, told) = oneshot::channel::<Vec<String>>();
+        let earlier = async {
+            let endpoints = self.of_earlier_start().await;
+            // Nobody listens any more where it took longer than the Node waits.
+            let _ = tell.send(endpoints.keys().cloned().collect());
+            for (resource, endpoint) in endpoints {
+                let devices = self.clone();
+                tokio::spawn(async move { devices.bring_back(&resource, &endpoint).await });
+            }
+        };
         // The Node does not lose for a moment what comes back at once.
         let back = async {
-            let away = || endpoints.keys().any(|resource| lock(&self.manager).plugins().is_coming_back(resource));
+            let Ok(resources) = told.await else { return };
+            let away = || resources.iter().any(|resource| lock(&self.manager).plugins().is_coming_back(resource));
             while away() && changed.changed().await.is_ok() {}
         };
         let shown = async {
             let _ = tokio::time::timeout(BACK, back).await;
             self.keep_shown().await;
         };
-        tokio::join!(shown, self.keep_file());
+        tokio::join!(earlier, shown, self.keep_file());
+    }
+
+    /// Resources and endpoints of the plugins of an earlier start, once the store can be read.
+    async fn of_earlier_start(&self) -> BTreeMap<String, String> {
+        let mut pause = READ_MIN;
+        loop {
+            {
+                let mut kept = lock(&self.kept);
+                if kept.read(&*self.store) {
+                    return kept.of.clone();
+                }
+            }
+            tokio::time::sleep(pause).await;
+            pause = READ_MAX.min(pause * 2);
+        }
     }
 
     /// Connects to a plugin of an earlier start, until it has told its devices, has ended, or somebody has registered its resource or

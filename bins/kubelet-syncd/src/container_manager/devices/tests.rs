@@ -4,6 +4,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bulkhead_device_plugin::v1beta1::Device as Offered;
+use bulkhead_ipc::broker::{self, BrokerRequest, Caller};
+use bulkhead_ipc::limits::{Gate, Limits};
+use bulkhead_ipc::peers::PeerUsers;
 use futures_util::FutureExt as _;
 use kubelet_container_manager::devices::plugins::STOP_GRACE;
 use kubelet_container_manager::topology::Hint;
@@ -44,12 +47,16 @@ fn kept(endpoints: &[(&str, &str)]) -> Kept {
 }
 
 fn started_with(waits: bool, kept: &Kept) -> Arc<Devices> {
+    started_by(BrokerClient::new(Path::new("/nowhere")), waits, kept)
+}
+
+fn started_by(broker: BrokerClient, waits: bool, kept: &Kept) -> Arc<Devices> {
     let registered = BTreeMap::from([(R.to_owned(), vec!["a".to_owned()])]);
     let found = file::Devices { pod_device_entries: None, registered_devices: Some(registered) };
     let devices = Devices::new(Parts {
         dial: Arc::new(Direct),
         folder: PathBuf::new(),
-        broker: BrokerClient::new(Path::new("/nowhere")),
+        broker,
         cache: Arc::default(),
         metrics: DeviceMetrics::register(&Registry::new()).unwrap(),
         store: Box::new(kept.clone()),
@@ -193,10 +200,64 @@ async fn nothing_is_written_over_a_state_that_was_not_read() {
     lock(&devices.kept).save(&*devices.store);
     kept.1.store(false, Ordering::Relaxed);
     assert_eq!(kept.load().unwrap().len(), 2);
-    lock(&devices.kept).save(&*devices.store);
+    assert!(lock(&devices.kept).read(&*devices.store));
     // A socket is that of one plugin, and what has registered counts more.
     let both = [(R, "/r.sock"), ("x/new", "/o.sock")].map(|(resource, of)| (resource.to_owned(), of.to_owned()));
     assert_eq!(kept.load().unwrap(), BTreeMap::from(both));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_state_that_cannot_be_read_is_asked_again_after_longer_and_longer() {
+    let kept = kept(&[(R, "/r.sock")]);
+    kept.1.store(true, Ordering::Relaxed);
+    let (devices, began) = (started_with(true, &kept), Instant::now());
+    let mends = async {
+        tokio::time::sleep(Duration::from_secs(100)).await;
+        kept.1.store(false, Ordering::Relaxed);
+    };
+    let (found, ()) = tokio::join!(devices.of_earlier_start(), mends);
+    assert_eq!(found, kept.load().unwrap());
+    // It was asked at 31.5, 61.5 and 91.5 s.
+    assert_eq!(began.elapsed().as_secs(), 121);
+}
+
+/// With a clock that is not stopped: what is written goes through a socket.
+#[tokio::test]
+async fn a_state_that_cannot_be_read_hides_no_plugin() {
+    let temp = tempfile::tempdir().unwrap();
+    let socket = temp.path().join("broker.sock");
+    let (put, mut written) = watch::channel(None::<Vec<u8>>);
+    let put = Arc::new(put);
+    let handler = move |_: Caller, request: BrokerRequest| {
+        if let BrokerRequest::PutState(StateKind::DeviceManager, fd) = request {
+            put.send_replace(memfd::read_sealed(&fd, 1 << 20).ok());
+        }
+        async { Ok(None) }
+    };
+    let users = Arc::new(PeerUsers {
+        syncd: bulkhead_sys::process::PrivilegeReport::read().unwrap().uid,
+        evictiond: 1_000_001,
+        statusd: 1_000_002,
+        pods_cgroup: "/no-such/kubepods".into(),
+        no_pods: None,
+    });
+    let listener = bulkhead_sys::scm::listen(&socket, 0o600).unwrap();
+    tokio::spawn(broker::serve(listener, users, Gate::new(Limits::default()), handler, std::future::pending()));
+
+    let kept = kept(&[("x/other", "/o.sock")]);
+    kept.1.store(true, Ordering::Relaxed);
+    let devices = started_by(BrokerClient::new(&socket), true, &kept);
+    let mut shown = devices.shown.subscribe();
+    let running = tokio::spawn(devices.clone().run());
+    let generation = lock(&devices.manager).connect("x/new", PluginOptions::default());
+    let offered = Offered { id: "n".to_owned(), health: HEALTHY.to_owned(), topology: None };
+    assert!(devices.told("x/new", generation, ListAndWatchResponse { devices: vec![offered] }));
+    shown.wait_for(|shown| shown.capacity.get("x/new") == Some(&1)).await.unwrap();
+    let names = |bytes: &[u8]| file::read(bytes).unwrap().registered_devices.unwrap().contains_key("x/new");
+    written.wait_for(|bytes| bytes.as_deref().is_some_and(names)).await.unwrap();
+    running.abort();
+    kept.1.store(false, Ordering::Relaxed);
+    assert_eq!(kept.load().unwrap(), BTreeMap::from([("x/other".to_owned(), "/o.sock".to_owned())]));
 }
 
 #[tokio::test(start_paused = true)]

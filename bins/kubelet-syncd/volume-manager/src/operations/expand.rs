@@ -108,6 +108,8 @@ pub enum Next {
 enum Asked {
     Grown,
     NothingToDo,
+    /// Nothing has failed: it is asked again with the volume's next mount.
+    NotMounted,
 }
 
 /// Pure. `volume`: the PersistentVolume's size.
@@ -224,6 +226,10 @@ impl Expand<'_> {
                 self.has_grown_to(&to);
                 return Ok(());
             }
+            Ok(Asked::NotMounted) => {
+                self.note(|known| known.expansion = Expansion::NextMount);
+                return Ok(());
+            }
             Err(failure) => return self.failed(failure, says, &to, writes).await,
         }
         self.has_grown_to(&to);
@@ -296,8 +302,14 @@ impl Expand<'_> {
             Moment::Online => self.context.place(&source.driver).await,
             Moment::Mount => None,
         };
-        let grown = ports.verbs.set_up_flex(SetUpFlexRequest { grow, ..request }).await;
-        grown.map(|_| Asked::Grown).map_err(|error| flex::not_grown(self.phase(), &error))
+        match ports.verbs.set_up_flex(SetUpFlexRequest { grow, ..request }).await {
+            Ok(_) => Ok(Asked::Grown),
+            Err(error) if flex::is_not_mounted(&error) => {
+                tracing::info!(volume = %self.volume, "NodeExpandVolume waits for the volume's next mount: {error}");
+                Ok(Asked::NotMounted)
+            }
+            Err(error) => Err(Failure::verb(self.phase(), &error)),
+        }
     }
 
     /// The driver's answer.

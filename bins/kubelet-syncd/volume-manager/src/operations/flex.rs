@@ -97,15 +97,9 @@ pub fn failure(error: &VolnetdError) -> Failure {
     }
 }
 
-/// A volume that is not mounted does not grow: its next mount has the secret, and asks again.
-pub fn not_grown(phase: Phase, error: &VolnetdError) -> Failure {
-    let failure = Failure::verb(phase, error);
-    match error {
-        VolnetdError::Refused { source, .. } if source.code() == Code::FailedPrecondition => {
-            Failure { away: false, code: Some(Code::FailedPrecondition), ..failure }
-        }
-        _ => failure,
-    }
+/// What was to grow is not mounted: only its next mount has the secret, and asks again.
+pub fn is_not_mounted(error: &VolnetdError) -> bool {
+    matches!(error, VolnetdError::Refused { source, .. } if source.code() == Code::FailedPrecondition)
 }
 
 #[cfg(test)]
@@ -130,18 +124,13 @@ mod tests {
 
     #[test]
     fn what_is_not_mounted_waits_for_its_next_mount() {
-        for (code, away, told) in [
-            (Code::FailedPrecondition, false, Some(Code::FailedPrecondition)),
-            (Code::Aborted, false, None),
-            (Code::Unavailable, true, None),
-        ] {
+        for (code, is_not) in [(Code::FailedPrecondition, true), (Code::Aborted, false), (Code::Unavailable, false)] {
             let (verb, source) = ("set_up_flex", Status::new(code, "no"));
             let error = match code {
                 Code::Unavailable => VolnetdError::Away { verb, source },
                 _ => VolnetdError::Refused { verb, source },
             };
-            let failure = not_grown(Phase::Expand, &error);
-            assert_eq!((failure.away, failure.code), (away, told), "{code:?}");
+            assert_eq!(is_not_mounted(&error), is_not, "{code:?}");
         }
     }
 
