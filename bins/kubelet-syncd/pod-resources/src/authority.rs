@@ -16,8 +16,8 @@
 
 use std::ops::Range;
 
-use crate::connections::READ;
-
+/// Read of a client at a time, and the room that is kept for it.
+pub const READ: usize = 4 << 10;
 /// What a connection of HTTP/2 begins with (RFC 9113, 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Of a frame before its payload.

@@ -13,7 +13,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::transport::server::Connected;
 
-use crate::authority::Rewriter;
+use crate::authority::{READ, Rewriter};
 
 /// Clients that are talked to at a time: some agents, each with a connection that it keeps.
 pub const CONNECTIONS: usize = 64;
@@ -24,9 +24,6 @@ const HEADER_BYTES: u32 = 16 << 10;
 /// Silence after which a client is asked whether it still reads, and how long the answer may take.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 const KEEPALIVE_PATIENCE: Duration = Duration::from_secs(20);
-
-/// Read of a client at a time, and kept for it between two reads.
-pub(crate) const READ: usize = 4 << 10;
 
 /// Before the next try to accept, where descriptors or memory have run out.
 const PAUSE: Duration = Duration::from_millis(100);
