@@ -235,13 +235,17 @@ async fn a_state_that_cannot_be_read_hides_no_plugin() {
         async { Ok(None) }
     };
     let users = Arc::new(PeerUsers {
-        syncd: bulkhead_sys::process::PrivilegeReport::read().unwrap().uid,
+        syncd: rustix::process::geteuid().as_raw(),
         evictiond: 1_000_001,
         statusd: 1_000_002,
         pods_cgroup: "/no-such/kubepods".into(),
         no_pods: None,
     });
-    let listener = bulkhead_sys::scm::listen(&socket, 0o600).unwrap();
+    let flags = rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK;
+    let (unix, packets) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET);
+    let listener = rustix::net::socket_with(unix, packets, flags, None).unwrap();
+    rustix::net::bind(&listener, &rustix::net::SocketAddrUnix::new(&socket).unwrap()).unwrap();
+    rustix::net::listen(&listener, 8).unwrap();
     tokio::spawn(broker::serve(listener, users, Gate::new(Limits::default()), handler, std::future::pending()));
 
     let kept = kept(&[("x/other", "/o.sock")]);
