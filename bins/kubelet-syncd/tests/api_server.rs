@@ -9,8 +9,8 @@ use std::time::Duration;
 use bulkhead_apiclient::{ApiClient, MemorySource};
 use bulkhead_config::NodeConfig;
 use bulkhead_testkit::Cluster;
-use bulkhead_testkit::apiserver::Config;
 use bulkhead_testkit::apiserver::faults::{Action, Rule};
+use bulkhead_testkit::apiserver::{Config, Grant};
 use bulkhead_types::{NodeName, PodUid};
 use kubelet_model::events::{EventSink, NodeEvent, PodEvent};
 use kubelet_model::objects::{ObjectError, Objects, TokenWanted};
@@ -92,6 +92,76 @@ impl World {
         let counts = |uri: &str| !uri.contains("kube-root-ca.crt");
         requests.iter().filter(|r| r.verb == verb && r.resource == "configmaps" && counts(&r.uri)).count()
     }
+}
+
+/// The requests about claims that the node itself made, as verbs, and what it asked of its rights.
+fn about_claims(world: &World) -> Vec<String> {
+    let requests = world.cluster.requests().unwrap();
+    let kinds = ["persistentvolumeclaims", "selfsubjectaccessreviews"];
+    let those = requests.iter().filter(|r| r.user == format!("system:node:{NODE}") && kinds.contains(&r.resource));
+    those.map(|r| format!("{} {}", r.verb, r.resource)).collect()
+}
+
+/// A pod with the claim `data`, which is bound.
+fn claiming(world: &World) -> Arc<Pod> {
+    let claim = json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "data", "namespace": "default"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "volumeName": "pv"}});
+    world.cluster.create(&claim).unwrap();
+    let bound = json!({"status": {"phase": "Bound", "capacity": {"storage": "1Gi"}}});
+    world.cluster.patch_status("persistentvolumeclaims", "default", "data", &bound).unwrap();
+    let pod = world.cluster.create(&json!({"apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "p", "namespace": "default"},
+        "spec": {"nodeName": NODE, "containers": [{"name": "c", "image": "i"}],
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]}}));
+    Arc::new(serde_json::from_value(pod.unwrap()).unwrap())
+}
+
+#[test]
+fn claims_are_watched_where_nodes_may_and_their_pods_synced_when_it_is_the_nodes_turn() {
+    let world = world("Watch");
+    world.cluster.server().unwrap().grant(Grant::new("system:nodes", &["list", "watch"], &["persistentvolumeclaims"]));
+    let pod = claiming(&world);
+    let uid = PodUid::parse(pod.metadata.uid.as_deref().unwrap()).unwrap();
+    let objects = world.objects();
+    let mut changes = objects.changes();
+    let entered = world.runtime.enter();
+    objects.register_pod(&pod);
+    drop(entered);
+    let watches = || about_claims(&world).contains(&"watch persistentvolumeclaims".to_owned());
+    world.wait(async {
+        while !watches() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    let turn = json!({"status": {"allocatedResources": {"storage": "2Gi"},
+        "allocatedResourceStatuses": {"storage": "NodeResizePending"}}});
+    world.cluster.patch_status("persistentvolumeclaims", "default", "data", &turn).unwrap();
+    // Of the pod's other objects changes may be told as well.
+    world.wait(async { while changes.recv().await.unwrap() != uid {} });
+
+    let entered = world.runtime.enter();
+    objects.unregister_pod(&uid);
+    drop(entered);
+    assert!(!about_claims(&world).contains(&"get persistentvolumeclaims".to_owned()), "{:?}", about_claims(&world));
+}
+
+#[test]
+fn claims_are_not_watched_where_nodes_may_not() {
+    let world = world("Watch");
+    let pod = claiming(&world);
+    let objects = world.objects();
+    let entered = world.runtime.enter();
+    objects.register_pod(&pod);
+    drop(entered);
+    let asked = || about_claims(&world);
+    world.wait(async {
+        while asked().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // What follows an answer is done before something else that was asked for later.
+        while objects.persistent_volume_claim("default", "data").await.is_err() {}
+    });
+    assert_eq!(asked(), ["create selfsubjectaccessreviews", "get persistentvolumeclaims"]);
 }
 
 /// 400 configMaps, 4 pods that name 100 each, and a fifth that names 100 of them again.

@@ -3,6 +3,7 @@
 use std::io::{IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
@@ -117,7 +118,14 @@ fn run() -> Result<bool> {
         failures: usize::try_from(number("failures").unwrap_or(1)).unwrap_or(1),
     };
     let quiet = !std::io::stderr().is_terminal();
+    let told = AtomicUsize::new(0);
     let found = search::search(&program, plan, None, |found| {
+        // A run of hours says at once what it has found; the stories follow at its end.
+        if told.swap(found.failed.len(), Ordering::Relaxed) < found.failed.len()
+            && let Some(failed) = found.failed.last()
+        {
+            eprintln!("\rseed {} fails: {}", failed.seed, failed.check().unwrap_or_default());
+        }
         if !quiet || found.runs % 100 == 0 {
             eprint!("\r{}{}", speed(found, began), if quiet { "\n" } else { "" });
         }

@@ -8,7 +8,7 @@ use bulkhead_testkit::csi::hostpath::{self, Hostpath};
 use bulkhead_testkit::csi::{Fault, objects};
 use bulkhead_testkit::skip::{Lack, skip_this_test};
 use bulkhead_testkit::wait::holds_for;
-use bulkhead_testkit::{LONG, NodeBuilder, eventually, image, loops, mounts};
+use bulkhead_testkit::{LONG, NodeBuilder, build, eventually, image, loops, mounts};
 use bulkhead_tests::lab;
 use bulkhead_tests::storage::recorded::{self, Names, Volumes, same_lines};
 use bulkhead_tests::storage::scene::unique_name;
@@ -343,6 +343,33 @@ fn a_claim_is_expanded_while_its_pod_runs_and_before_the_next_has_it() -> Result
     ensure!(claim["status"]["conditions"].as_array().is_none_or(Vec::is_empty), "{claim:#}");
     scene.wait_event("later", "FileSystemResizeSuccessful MountVolume.NodeExpandVolume succeeded for volume")?;
     scene.delete("later")?;
+    scene.wait_no_traces()?;
+    drop(hostpath);
+    scene.finish()
+}
+
+#[test]
+fn a_claim_that_nodes_may_watch_is_expanded_when_it_is_the_nodes_turn() -> Result<()> {
+    // No sync of its own looks at the claim while this test lasts.
+    let patient = |node: NodeBuilder| node.config("syncFrequency", json!("2h"));
+    let Some((scene, hostpath)) = with_hostpath_on(patient)? else { return Ok(()) };
+    let cluster = &scene.cluster;
+    let role = build::workspace_root().join("deploy/rbac/watch-claims.yaml");
+    cluster.kubectl(&["apply", "--validate=false", "-f", &role.display().to_string()])?;
+    cluster.create(&objects::claim("data", hostpath::CLASS, "64Mi", &Value::Null))?;
+    scene.pod("grows", &["data"])?;
+    scene.wait_ready("grows").with_context(|| hostpath.logs())?;
+    for size in ["128Mi", "192Mi"] {
+        cluster.patch(CLAIMS, "default", "data", &json!({"spec": {"resources": {"requests": {"storage": size}}}}))?;
+        let grown = |claim: &Value| of_storage(claim, "capacity") == size;
+        let claim = cluster.wait_for(CLAIMS, "default", "data", "it has grown", grown);
+        let claim = claim.with_context(|| hostpath.logs())?;
+        ensure!(of_storage(&claim, "allocatedResourceStatuses").is_null(), "{claim:#}");
+    }
+    let expansions = hostpath.calls()?.into_iter().filter(|call| call.method == "NodeExpandVolume");
+    let sizes: Vec<Value> = expansions.map(|call| call.request["capacity_range"]["required_bytes"].clone()).collect();
+    ensure!(sizes == [json!(128 << 20), json!(192 << 20)], "{sizes:?}");
+    scene.delete("grows")?;
     scene.wait_no_traces()?;
     drop(hostpath);
     scene.finish()

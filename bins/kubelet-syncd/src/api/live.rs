@@ -16,6 +16,7 @@ use kubelet_model::v1::Pod;
 use serde::de::DeserializeOwned;
 use tokio::sync::{broadcast, watch};
 
+use super::claim_watches::ClaimWatches;
 use super::node::NodeSeen;
 use super::pod_certificates::{self, PodCertificates};
 use super::runtime_classes::RuntimeClasses;
@@ -45,6 +46,7 @@ pub struct ApiObjects {
     tokens: Arc<Tokens>,
     services: watch::Receiver<KnownServices>,
     classes: RuntimeClasses,
+    claims: Arc<ClaimWatches>,
     node: watch::Receiver<Option<Arc<Node>>>,
     seen: watch::Receiver<NodeSeen>,
     changes: broadcast::Sender<PodUid>,
@@ -119,6 +121,7 @@ impl ApiObjects {
             tokens: Tokens::start(server),
             services,
             classes,
+            claims: ClaimWatches::new(client, changes.clone()),
             node,
             seen,
             changes,
@@ -193,6 +196,7 @@ impl Objects for ApiObjects {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
         self.config_maps.register(&uid, namespace, references::config_maps(pod));
         self.secrets.register(&uid, namespace, references::secrets(pod));
+        self.claims.register(&uid, pod);
         if let Some(bundles) = &self.trust_bundles {
             bundles.register(&uid, pod);
         }
@@ -205,6 +209,7 @@ impl Objects for ApiObjects {
         self.config_maps.unregister(uid);
         self.secrets.unregister(uid);
         self.tokens.forget_pod(uid);
+        self.claims.unregister(uid);
         if let Some(bundles) = &self.trust_bundles {
             bundles.unregister(uid);
         }

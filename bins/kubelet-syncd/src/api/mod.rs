@@ -9,6 +9,7 @@
 //! | [`live`] | how those questions are answered with an API server |
 //! | [`references`], [`store`] | which configMaps and secrets are needed, and how often they are read |
 //! | [`services`], [`runtime_classes`] | what is kept of those |
+//! | [`claim_watches`] | which pods look at their claims again, and when, where nodes may watch those |
 //! | [`resource_claims`] | nothing: claims of drivers, by name |
 //! | [`storage`] | what is read for volumes |
 //! | [`trust_bundles`] | which trust anchors volumes show |
@@ -16,6 +17,7 @@
 //! | [`tokens`] | when a service-account token is asked for |
 //! | [`server`] | what an answer of the API server means |
 
+pub mod claim_watches;
 pub mod live;
 pub mod mirrors;
 pub mod node;

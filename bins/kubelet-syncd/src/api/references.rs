@@ -1,10 +1,11 @@
-//! Which configMaps and secrets a pod names (upstream `pkg/api/v1/pod`, VisitPodSecretNames and VisitPodConfigmapNames),
+//! Which configMaps, secrets and claims a pod names (upstream `pkg/api/v1/pod`, VisitPodSecretNames and VisitPodConfigmapNames),
 //! and whether a running pod follows their changes: in a volume it does, elsewhere they are read when something starts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar};
 use kubelet_model::v1::{Pod, PodSpec, Volume};
+use kubelet_volume_manager::populator::resolve;
 
 /// Names in the pod's namespace; true: the pod follows the changes.
 pub type Names = BTreeMap<String, bool>;
@@ -69,6 +70,12 @@ pub fn secrets(pod: &Pod) -> Names {
         }
     }
     names
+}
+
+/// PersistentVolumeClaims, those of generic ephemeral volumes among them.
+pub fn claims(pod: &Pod) -> BTreeSet<String> {
+    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    volumes.filter_map(|volume| resolve::claim_name(pod, volume)).collect()
 }
 
 /// Secrets that are read once, to mount.
