@@ -41,7 +41,6 @@ pub struct Entry {
     gone_since: Option<Instant>,
     /// The final DELETE was accepted for this version.
     pub deleted: Option<Gone>,
-    pub in_flight: bool,
     /// Not to be looked at before (a refusal to wait for), whatever changes.
     pub not_before: Option<Instant>,
     pub due: Option<Instant>,
@@ -71,7 +70,6 @@ impl Entry {
             gone: None,
             gone_since: None,
             deleted: None,
-            in_flight: false,
             not_before: None,
             due: None,
             minor_since: None,

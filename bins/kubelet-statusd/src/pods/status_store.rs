@@ -36,6 +36,9 @@ pub struct StatusStore {
     pods: HashMap<PodUid, Entry>,
     due: BTreeSet<(Instant, PodUid)>,
     in_flight: usize,
+    /// Pods with a request under way, those that were forgotten meanwhile and may come again among them: of two requests for a pod the
+    /// older one might arrive last.
+    under_way: HashSet<PodUid>,
     gate: Gate,
     facts: Facts,
     orphans: Orphans,
@@ -53,6 +56,7 @@ impl StatusStore {
             pods: HashMap::new(),
             due: BTreeSet::new(),
             in_flight: 0,
+            under_way: HashSet::new(),
             gate: Gate::default(),
             facts: Facts::default(),
             orphans: Orphans::default(),
@@ -186,7 +190,7 @@ impl StatusStore {
         let namesake = self.has_namesake(uid);
         let entry = self.pods.get_mut(uid)?;
         entry.due = None;
-        if entry.in_flight {
+        if self.under_way.contains(uid) {
             return None;
         }
         if let Some(until) = entry.not_before.filter(|until| *until > now) {
@@ -215,7 +219,7 @@ impl StatusStore {
             return None;
         }
         entry.minor_since = None;
-        entry.in_flight = true;
+        self.under_way.insert(uid.clone());
         let target = api.as_ref().map(|api| api.uid.clone());
         Some(Job {
             pod: Some(uid.clone()),
@@ -247,10 +251,10 @@ impl StatusStore {
             }
             return;
         }
-        // Forgotten meanwhile: whatever came of it, nobody asks.
         let Some(uid) = &job.pod else { return };
+        self.under_way.remove(uid);
+        // Forgotten meanwhile: whatever came of it, nobody asks.
         let Some(entry) = self.pods.get_mut(uid) else { return };
-        entry.in_flight = false;
         let pause = settle_outcome(entry, job, outcome, now, &self.metrics);
         match pause {
             Pause::None => {

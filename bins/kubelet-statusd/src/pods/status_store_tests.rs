@@ -689,3 +689,28 @@ proptest! {
         prop_assert_eq!(desk.next(), None);
     }
 }
+
+#[test]
+fn a_pod_that_comes_again_waits_for_the_request_of_before() {
+    let mut desk = Desk::new();
+    desk.tell(pod("a", "Pending", object("a", 5, "")));
+    let first = desk.job();
+    // Another life of kubelet-syncd, which has not heard of its pods yet.
+    desk.store.connected(EPOCH + 1);
+    desk.store.snapshot_done(desk.now);
+    assert!(desk.store.pods.is_empty());
+    desk.tell(pod("a", "Running", object("a", 5, "")));
+    desk.quiet();
+    desk.end(&first, Outcome::Object(copy("a", 6, "Pending")));
+    let second = desk.job();
+    assert_eq!(patch(&second), json!({"phase": "Running"}));
+    desk.end(&second, Outcome::Object(copy("a", 7, "Running")));
+    desk.quiet();
+
+    // One that does not come again leaves nothing.
+    desk.tell(pod("a", "Failed", object("a", 7, "Running")));
+    let last = desk.job();
+    desk.store.removed(&uid("a"), desk.now);
+    desk.end(&last, Outcome::Object(copy("a", 8, "Failed")));
+    assert!(desk.store.pods.is_empty() && desk.store.under_way.is_empty());
+}
