@@ -137,8 +137,15 @@ impl CrashLoopBackOff {
             return None;
         }
         let delay = Duration::from_millis(entry.delay_ms).min(self.max);
-        // A clock that was set back must not hold a container for longer than its delay.
-        let until = finished.min(now) + delay;
+        let raised = UNIX_EPOCH + Duration::from_millis(entry.updated_ms);
+        let since = match finished {
+            finished if finished <= now => finished,
+            // The clock was set back since the exit. A start of ours after that still counts: a runtime whose times are wrong is no
+            // reason to start without pauses.
+            _ if raised <= now => raised,
+            _ => return None,
+        };
+        let until = since + delay;
         (now < until).then_some(HeldBack { delay, until })
     }
 
@@ -274,7 +281,12 @@ mod tests {
     fn a_clock_set_back_holds_no_longer_than_the_delay() {
         let mut back_off = CrashLoopBackOff::default();
         let _ = back_off.next("k", at(100_000), at(100_000));
-        assert_eq!(back_off.held_back("k", at(100_001), at(5)).unwrap().until, at(15));
+        assert_eq!(back_off.held_back("k", at(100_001), at(5)), None, "all that is known is of another time");
+        // A container that ends at once, told by a runtime that still has the time of before.
+        let _ = back_off.next("k", at(100_001), at(5));
+        assert_eq!(back_off.held_back("k", at(100_002), at(6)).unwrap().until, at(25));
+        assert_eq!(back_off.held_back("k", at(100_002), at(24)).unwrap().until, at(25), "however often it is asked");
+        assert_eq!(back_off.held_back("k", at(100_002), at(25)), None);
     }
 
     #[test]
