@@ -57,6 +57,10 @@ fn of_pods(plan: &Plan, measured: &Measurements) -> Vec<Row> {
     }
     rows.push(pair("created to Running, alone, median (floor: no volumes)", &measured.start_alone, 0.5));
     rows.push(pair(&format!("created to Running, {} at once, last", plan.pods), &measured.start_many, 1.0));
+    for (what, part) in [("median", 0.5), ("longest", 1.0)] {
+        let milliseconds = quantile(&measured.growth, part) * 1000.0;
+        rows.push(Row::new(format!("a claim's turn to NodeExpandVolume, {what}"), None, milliseconds, "ms"));
+    }
     let sum = |used: &std::collections::BTreeMap<String, Usage>| used.values().copied().sum::<Usage>().cpu_ns as f64;
     let each = |ns: f64| ns / 1e6 / plan.pods.max(1) as f64;
     rows.push(Row::new(

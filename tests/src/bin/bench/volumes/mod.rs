@@ -2,6 +2,7 @@
 //! beside the same files made by hand and the same calls made of the driver with nobody between.
 
 mod floor;
+mod growth;
 mod ownership;
 
 use std::collections::BTreeMap;
@@ -21,6 +22,8 @@ pub use ownership::Given;
 const NODE: &str = "bench";
 const NAMESPACE: &str = "default";
 const DRIVER: &str = "bench.test";
+/// Its claims may grow.
+const CLASS: &str = "grows";
 const GROUP: u32 = 2000;
 /// Of each configMap and secret.
 const KEYS: usize = 3;
@@ -72,6 +75,8 @@ pub struct Measurements {
     pub direct: Vec<Duration>,
     pub alone: SetUp,
     pub burst: SetUp,
+    /// From the controller's last word to NodeExpandVolume, each claim.
+    pub growth: Vec<Duration>,
     /// Created until Running, one after the other.
     pub start_alone: measure::Pair,
     /// The same, all at once. The floor is that of pods that have no volumes.
@@ -109,6 +114,7 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
 
     progress("an API server, a node, a driver");
     let cluster = lab.cluster()?;
+    growth::grant(&cluster)?;
     let node = lab.node(NODE).joins(&cluster)?.start()?;
     cluster.wait_for("nodes", "", NODE, "the node is ready", |node| condition(node, "Ready"))?;
     maps(&cluster)?;
@@ -121,6 +127,7 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
     let spec = json!({"attachRequired": false, "podInfoOnMount": true, "fsGroupPolicy": "File",
         "volumeLifecycleModes": ["Persistent"]});
     cluster.create(&objects::csi_driver(DRIVER, &spec))?;
+    cluster.create(&objects::storage_class(CLASS, DRIVER, &Value::Null))?;
     let driver = DriverBuilder::new(&program, &node, DRIVER).start()?;
     driver.wait_registered()?;
 
@@ -155,6 +162,8 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
     for pair in [&mut measured.start_alone.floor, &mut measured.start_alone.node] {
         pair.remove(0);
     }
+    progress("their claims grow, one after the other");
+    measured.growth = growth::measure(&cluster, &driver, &alone("alone"))?;
     delete(&cluster, &[alone("bare-alone"), alone("alone")].concat())?;
 
     progress(&format!("{} pods at once, without volumes", plan.pods));
@@ -216,7 +225,7 @@ fn maps(cluster: &Cluster) -> Result<()> {
 }
 
 fn claim(cluster: &Cluster, name: &str) -> Result<()> {
-    objects::create_bound(cluster, name, DRIVER, &Value::Null)
+    objects::create_bound(cluster, name, DRIVER, &json!({"storageClassName": CLASS}))
 }
 
 fn bare(name: &str) -> Value {
