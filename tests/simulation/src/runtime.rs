@@ -227,6 +227,9 @@ impl AsyncFnOnceSend<v1::StopContainerResponse> for Stop {
                 if !world.may_be_stopped_by_probe(&container) {
                     world.check_stop(&uid, &format!("container {}", container.name()));
                 }
+                if let Some(container) = world.containers.get_mut(&id) {
+                    container.is_stopped = true;
+                }
                 container.behaviour.heeds_term
             };
             if let Some(after) = heeds.filter(|_| grace > 0) {
@@ -552,6 +555,7 @@ fn create_container(world: &mut World, request: v1::CreateContainerRequest) -> R
         reason: String::new(),
         cpus,
         is_ghost: false,
+        is_stopped: false,
         began: kernel::now(),
         probed: Default::default(),
     };

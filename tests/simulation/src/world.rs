@@ -60,6 +60,8 @@ pub struct Container {
     pub cpus: String,
     /// It was started when nobody waited for that any more.
     pub is_ghost: bool,
+    /// kubelet-syncd has had it stopped.
+    pub is_stopped: bool,
     /// When it was started, as the simulation counts.
     pub began: Duration,
     /// What its probes came to.
@@ -410,13 +412,16 @@ impl World {
             ("", _) => "Error".to_owned(),
             (other, _) => other.to_owned(),
         };
+        let is_stopped = container.is_stopped;
         let (name, uid, sandbox) = (container.name().to_owned(), container.uid().to_owned(), container.sandbox.clone());
         if code == 0
             && let Some(sandbox) = self.sandboxes.get_mut(&sandbox)
         {
             sandbox.done.insert(name.clone());
         }
-        self.past.entry(uid.clone()).or_default().ended.insert(name.clone(), code);
+        // One that is to restart, for its probe has failed, does so whatever it ends with, as with upstream (computePodActions).
+        let noted = if code == 0 && is_stopped { 143 } else { code };
+        self.past.entry(uid.clone()).or_default().ended.insert(name.clone(), noted);
         self.resources_rest(&uid);
         self.exits.send_replace(());
         self.tell("runtime", format!("container {name} ({id}) of {} ends with {code}", self.short(&uid)));
