@@ -9,7 +9,7 @@ use crate::schedule::{CALM, ContainerShape, ProbeKind, SETTLING, Shape};
 use crate::world::{Container, State, Told, World, uid_of, version_of};
 
 /// Names of all checks, for the documentation and the mutants.
-pub const NAMES: [&str; 63] = [
+pub const NAMES: [&str; 65] = [
     "one-instance",
     "one-pod-a-name",
     "wanted-runs-on",
@@ -71,6 +71,8 @@ pub const NAMES: [&str; 63] = [
     "condition-stays",
     "pressure-admits",
     "pressure-acts",
+    "state-whole",
+    "state-durable",
     "no-panic",
     "no-end",
 ];
