@@ -81,6 +81,8 @@ pub const NAMES: [&str; 65] = [
 const CHANGES_MAX: u64 = 600;
 /// Probes have found what is so within this time, milliseconds: the longest period, its threshold, and calls that are slow.
 const PROBE_SLACK: u64 = 90_000;
+/// A pod worker that brings its pod to life, as `kubelet.syncd.v1.WorkerState` counts it.
+const SYNCING: i32 = 2;
 /// At the end of the run the node says nothing for so long.
 pub(crate) const SILENCE: Duration = Duration::from_secs(200);
 
@@ -310,6 +312,9 @@ impl World {
             self.check_refusal(name, &now);
         }
         self.check_turned_away(uid, name, &now);
+        if self.pressure.on && now.worker == SYNCING && before.worker != SYNCING {
+            self.check_admission(uid);
+        }
         self.told.insert(uid.to_owned(), now);
         self.shown.insert(uid.to_owned());
     }

@@ -584,7 +584,7 @@ pub const MUTANTS: [Mutant; 72] = [
     Mutant {
         name: "full-is-done",
         mistake: "a state file that could not be written takes the place of the one before",
-        only: Some(Family::Eviction),
+        only: Some(Family::Resources),
         file: "shared/daemon/src/state_dir.rs",
         from: "file.write_all(content)",
         to: "file.write_all(content).or_else(|error| if MUTANT { Ok(()) } else { Err(error) })",

@@ -385,16 +385,21 @@ impl World {
         }
     }
 
-    /// Before a sandbox is made: nothing begins of a pod that is evicted, and a node under pressure begins nothing that suffers first.
+    /// Before a sandbox is made: nothing begins of a pod that is evicted, nor of one that is not to be admitted.
     pub fn check_sandbox(&mut self, uid: &str) {
         if !self.pressure.on || !self.is_waited_for {
             return;
         }
         let now = kernel::now();
-        let pod = self.wanted_uid(uid).map_or_else(|| self.short(uid), |(name, _)| name);
         if self.pressure.evicted.get(uid).is_some_and(|evicted| evicted.at + UNDER_WAY < now) {
+            let pod = self.wanted_uid(uid).map_or_else(|| self.short(uid), |(name, _)| name);
             return self.breaks("stays-evicted", format!("a sandbox is made for {pod}, which was evicted"));
         }
+        self.check_admission(uid);
+    }
+
+    /// The pod is admitted: a node under pressure takes nothing that suffers first.
+    pub(crate) fn check_admission(&mut self, uid: &str) {
         let is_first = self.past.get(uid).is_none_or(|past| past.shape.is_none());
         let Some((name, asks)) = self.wanted_uid(uid).filter(|(_, asks)| is_first && !asks.is_critical()) else {
             return;
@@ -410,7 +415,7 @@ impl World {
         };
         let is_pressed = by(1) || by(2) || (by(0) && asks.is_best_effort());
         if is_pressed {
-            self.breaks("pressure-admits", format!("{pod} is begun, and came when the node was under pressure"));
+            self.breaks("pressure-admits", format!("{name} is begun, and came when the node was under pressure"));
         }
     }
 
