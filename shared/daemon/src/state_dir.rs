@@ -60,7 +60,7 @@ impl StateDir {
     }
 
     /// Replaces the file: temporary file, fsync, rename, fsync of the folder. After a crash the old or the new content
-    /// is there, never a mixture.
+    /// is there, never a mixture. A failure leaves the one before, but for that of the last step, after which it may be either.
     pub fn write(&self, name: &str, content: &[u8]) -> Result<(), StateError> {
         let failed = |source| StateError::Write { name: name.to_owned(), source };
         let temporary = format!(".{name}.tmp");

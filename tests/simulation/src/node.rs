@@ -467,8 +467,6 @@ impl Node {
             let (mut ended, mut is_cut) = (false, false);
             for (place, process) in running.chain([(usize::MAX, &mut self.machine)]) {
                 let turn = process.turn();
-                // kubelet-syncd's is the first: what it has decided is seen before others do something about it.
-                Node::look_at_pressure(&self.world, (place == 0).then_some(&self.state));
                 moved |= turn.moved;
                 ended |= turn.ended;
                 until = until.into_iter().chain(turn.until).min();
@@ -476,6 +474,8 @@ impl Node {
                 if is_cut {
                     break;
                 }
+                // kubelet-syncd's is the first: what it has decided is seen before others do something about it.
+                Node::look_at_pressure(&self.world, (place == 0).then_some(&self.state));
             }
             self.wait_for_disk();
             if is_cut {
