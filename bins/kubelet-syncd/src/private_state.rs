@@ -200,21 +200,25 @@ impl PrivateState {
     }
 }
 
+/// A full disk is told from other failures.
+fn of_disk(error: StateError) -> std::io::Error {
+    match error {
+        StateError::Write { source, .. } => source,
+        other => std::io::Error::other(other),
+    }
+}
+
 impl EvictionStore for PrivateState {
     fn save(&self, evictions: &book::Saved) -> std::io::Result<()> {
         let bytes = state_file::encode(EVICTIONS.version, evictions).map_err(std::io::Error::other)?;
-        self.0.write(EVICTIONS.name, &bytes).map_err(|error| match error {
-            // A full disk is told from other failures.
-            StateError::Write { source, .. } => source,
-            other => std::io::Error::other(other),
-        })
+        self.0.write(EVICTIONS.name, &bytes).map_err(of_disk)
     }
 }
 
 impl PressureStore for PrivateState {
     fn save(&self, pressure: &pressure::Saved) -> std::io::Result<()> {
         let bytes = state_file::encode(PRESSURE.version, pressure).map_err(std::io::Error::other)?;
-        self.0.write(PRESSURE.name, &bytes).map_err(std::io::Error::other)
+        self.0.write(PRESSURE.name, &bytes).map_err(of_disk)
     }
 }
 
@@ -231,11 +235,7 @@ impl PrivateState {
 impl OomStore for PrivateState {
     fn save(&self, last: &ooms::Saved) -> std::io::Result<()> {
         let bytes = state_file::encode(OOMS.version, last).map_err(std::io::Error::other)?;
-        self.0.write(OOMS.name, &bytes).map_err(|error| match error {
-            // A full disk is told from other failures.
-            StateError::Write { source, .. } => source,
-            other => std::io::Error::other(other),
-        })
+        self.0.write(OOMS.name, &bytes).map_err(of_disk)
     }
 }
 

@@ -3,6 +3,7 @@
 //! The folder lies below the root directory, which an unprivileged daemon cannot traverse: it is handed over as an open
 //! descriptor, and everything here is relative to that.
 
+use std::fs::File;
 use std::io::Write as _;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -24,7 +25,7 @@ pub enum StateError {
 /// An open, locked state folder.
 #[derive(Debug)]
 pub struct StateDir {
-    dir: OwnedFd,
+    dir: File,
 }
 
 /// Larger state files are refused: nothing that we write comes near, so it is damage.
@@ -37,7 +38,7 @@ impl StateDir {
     /// [`StateError::Locked`] while another process holds it.
     pub fn lock(dir: OwnedFd) -> Result<Self, StateError> {
         match rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(StateDir { dir }),
+            Ok(()) => Ok(StateDir { dir: dir.into() }),
             Err(rustix::io::Errno::WOULDBLOCK) => Err(StateError::Locked),
             Err(error) => Err(StateError::Lock(error.into())),
         }
@@ -49,7 +50,7 @@ impl StateDir {
         let failed = |source| StateError::Read { name: name.to_owned(), source };
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = match rustix::fs::openat(&self.dir, name, flags, Mode::empty()) {
-            Ok(file) => std::fs::File::from(file),
+            Ok(file) => File::from(file),
             Err(rustix::io::Errno::NOENT) => return Ok(None),
             Err(error) => return Err(failed(error.into())),
         };
@@ -59,17 +60,17 @@ impl StateDir {
     }
 
     /// Replaces the file: temporary file, fsync, rename, fsync of the folder. After a crash the old or the new content
-    /// is there, never a mixture.
+    /// is there, never a mixture. A failure leaves the one before, but for that of the last step, after which it may be either.
     pub fn write(&self, name: &str, content: &[u8]) -> Result<(), StateError> {
         let failed = |source| StateError::Write { name: name.to_owned(), source };
         let temporary = format!(".{name}.tmp");
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file =
             rustix::fs::openat(&self.dir, &temporary, flags, Mode::RUSR | Mode::WUSR).map_err(|e| failed(e.into()))?;
-        let mut file = std::fs::File::from(file);
+        let mut file = File::from(file);
         file.write_all(content).and_then(|()| file.sync_all()).map_err(failed)?;
         rustix::fs::renameat(&self.dir, &temporary, &self.dir, name).map_err(|e| failed(e.into()))?;
-        rustix::fs::fsync(&self.dir).map_err(|e| failed(e.into()))
+        self.dir.sync_all().map_err(failed)
     }
 
     /// Removes the file; a missing one is fine.

@@ -9,7 +9,7 @@ use crate::schedule::{CALM, ContainerShape, ProbeKind, SETTLING, Shape};
 use crate::world::{Container, State, Told, World, uid_of, version_of};
 
 /// Names of all checks, for the documentation and the mutants.
-pub const NAMES: [&str; 63] = [
+pub const NAMES: [&str; 65] = [
     "one-instance",
     "one-pod-a-name",
     "wanted-runs-on",
@@ -71,6 +71,8 @@ pub const NAMES: [&str; 63] = [
     "condition-stays",
     "pressure-admits",
     "pressure-acts",
+    "state-whole",
+    "state-durable",
     "no-panic",
     "no-end",
 ];
@@ -79,6 +81,8 @@ pub const NAMES: [&str; 63] = [
 const CHANGES_MAX: u64 = 600;
 /// Probes have found what is so within this time, milliseconds: the longest period, its threshold, and calls that are slow.
 const PROBE_SLACK: u64 = 90_000;
+/// A pod worker that brings its pod to life, as `kubelet.syncd.v1.WorkerState` counts it.
+const SYNCING: i32 = 2;
 /// At the end of the run the node says nothing for so long.
 pub(crate) const SILENCE: Duration = Duration::from_secs(200);
 
@@ -308,6 +312,9 @@ impl World {
             self.check_refusal(name, &now);
         }
         self.check_turned_away(uid, name, &now);
+        if self.pressure.on && now.worker == SYNCING && before.worker != SYNCING {
+            self.check_admission(uid);
+        }
         self.told.insert(uid.to_owned(), now);
         self.shown.insert(uid.to_owned());
     }

@@ -29,7 +29,7 @@ pub struct Mutant {
 }
 
 /// All of them, in the order of a pod's life.
-pub const MUTANTS: [Mutant; 66] = [
+pub const MUTANTS: [Mutant; 72] = [
     Mutant {
         name: "takes-over",
         mistake: "after a restart an edited manifest takes over the pod from before the edit, which still ends (as it was until this found it)",
@@ -564,6 +564,57 @@ pub const MUTANTS: [Mutant; 66] = [
         file: "bins/kubelet-syncd/runtime/src/status/containers.rs",
         from: "ends.find(|state| state.terminated.is_some())",
         to: "ends.find(|state| MUTANT || state.terminated.is_some())",
+    },
+    Mutant {
+        name: "unsynced-file",
+        mistake: "a state file takes its name before its content is on the disk",
+        only: Some(Family::Pods),
+        file: "shared/daemon/src/state_dir.rs",
+        from: "file.sync_all()",
+        to: "if MUTANT { Ok(()) } else { file.sync_all() }",
+    },
+    Mutant {
+        name: "unsynced-folder",
+        mistake: "that a state file has its name is not on the disk when others rely on it",
+        only: Some(Family::Api),
+        file: "shared/daemon/src/state_dir.rs",
+        from: "self.dir.sync_all().map_err(failed)",
+        to: "if MUTANT { Ok(()) } else { self.dir.sync_all().map_err(failed) }",
+    },
+    Mutant {
+        name: "full-is-done",
+        mistake: "a state file that could not be written takes the place of the one before",
+        only: Some(Family::Resources),
+        file: "shared/daemon/src/state_dir.rs",
+        from: "file.write_all(content)",
+        to: "file.write_all(content).or_else(|error| if MUTANT { Ok(()) } else { Err(error) })",
+    },
+    Mutant {
+        name: "reads-temporary",
+        mistake: "what a process was writing when it ended is read for the state file",
+        only: Some(Family::Resources),
+        file: "shared/daemon/src/state_dir.rs",
+        from: "let file = match rustix::fs::openat(&self.dir, name, flags, Mode::empty()) {",
+        to: "let temporary = format!(\".{name}.tmp\");\n        \
+             let is_there = || rustix::fs::openat(&self.dir, &temporary, flags, Mode::empty()).is_ok();\n        \
+             let name = if MUTANT && is_there() { temporary.as_str() } else { name };\n        \
+             let file = match rustix::fs::openat(&self.dir, name, flags, Mode::empty()) {",
+    },
+    Mutant {
+        name: "pressure-waits",
+        mistake: "a node whose disk is full admits pods as if it had room (as it was until this found it)",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-syncd/src/evictions/pressure.rs",
+        from: "Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {",
+        to: "Err(error) if !MUTANT && error.kind() == std::io::ErrorKind::StorageFull => {",
+    },
+    Mutant {
+        name: "other-boot",
+        mistake: "after a reboot pods are judged by the pressure of the boot before",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-syncd/src/evictions/pressure.rs",
+        from: "saved.filter(|saved| saved.boot_id == boot_id)",
+        to: "saved.filter(|saved| MUTANT || saved.boot_id == boot_id)",
     },
 ];
 

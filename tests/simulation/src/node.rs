@@ -1,5 +1,6 @@
 //! The node: its processes, and who of them runs next. Time passes only when all of them wait.
 
+mod disk;
 mod evictiond;
 
 use std::os::fd::OwnedFd;
@@ -21,6 +22,7 @@ use crate::process::Process;
 use crate::schedule::{CALM, Deed, Family, Program, SETTLING, STOPPED_BY, Schedule, Shape, Step};
 use crate::volumes_schedule::Claim;
 use crate::world::{Command, Shared, Wanted, World};
+use disk::Disk;
 use evictiond::Evictiond;
 
 use crate::{apiserver, csi_driver, device_plugin, observer, resources, runtime, volnetd};
@@ -36,6 +38,9 @@ pub const PROBE_TIMEOUT: u64 = 1;
 
 /// A user that no process has.
 const NOBODY: u32 = u32::MAX - 1;
+
+/// Who has a state folder, by the places in which they get their turns.
+const WRITERS: [(usize, Program); 3] = [(0, Program::Syncd), (4, Program::Statusd), (7, Program::Evictiond)];
 
 /// A turn in which something moved is followed by another one, at most so often before time has to pass.
 const TURNS_MAX: u32 = 100_000;
@@ -91,6 +96,7 @@ pub struct Node {
     stopped_by: Option<Duration>,
     /// When faults end that are left over.
     calm: Option<Duration>,
+    disk: Disk,
 }
 
 /// What a node with an API server has beside.
@@ -134,7 +140,7 @@ fn configuration(folder: &Path) -> Result<NodeConfig> {
     config.kubelet.static_pod_path = MANIFESTS.to_owned();
     config.kubelet.resolv_conf = Some(String::new());
     config.node_ips = vec!["10.0.0.1".parse()?];
-    config.boot_id = "simulated".to_owned();
+    config.boot_id = "simulated-0".to_owned();
     // Everybody here has one user: to kubelet-syncd it is kubelet-statusd's, as that is who listens to it.
     config.users.syncd = NOBODY;
     config.users.evictiond = NOBODY;
@@ -394,6 +400,7 @@ impl Node {
             steps,
             stopped_by: Some(STOPPED_BY),
             calm: has_plugin.then_some(CALM),
+            disk: Disk::new(),
         })
     }
 
@@ -407,6 +414,7 @@ impl Node {
             self.take_seats()?;
             self.do_steps()?;
             let until = self.turns()?;
+            self.end_disk_faults();
             if self.stopped_by.is_some_and(|by| by <= kernel::now()) {
                 self.stopped_by = None;
                 self.world.lock().check_stopped();
@@ -431,6 +439,7 @@ impl Node {
             let next = back
                 .chain(ends)
                 .chain(looks)
+                .chain(self.disk.next())
                 .chain([until, steps, self.stopped_by, self.calm])
                 .flatten()
                 .min()
@@ -455,14 +464,22 @@ impl Node {
             let seats = seats.into_iter().chain(cluster).chain(self.evictiond.iter_mut().map(|one| &mut one.seat));
             let running = seats.enumerate().filter(|(_, seat)| seat.stopped.is_none());
             let running = running.filter_map(|(place, seat)| Some((place, seat.process.as_mut()?)));
-            let mut ended = false;
+            let (mut ended, mut is_cut) = (false, false);
             for (place, process) in running.chain([(usize::MAX, &mut self.machine)]) {
                 let turn = process.turn();
-                // kubelet-syncd's is the first: what it has decided is seen before others do something about it.
-                Node::look_at_pressure(&self.world, (place == 0).then_some(&self.state));
                 moved |= turn.moved;
                 ended |= turn.ended;
                 until = until.into_iter().chain(turn.until).min();
+                is_cut = WRITERS.iter().any(|(of, writer)| *of == place && self.disk.look(&self.world, *writer));
+                if is_cut {
+                    break;
+                }
+                // kubelet-syncd's is the first: what it has decided is seen before others do something about it.
+                Node::look_at_pressure(&self.world, (place == 0).then_some(&self.state));
+            }
+            self.wait_for_disk();
+            if is_cut {
+                self.cut_power()?;
             }
             if ended {
                 return Err(anyhow!("a process has ended by itself"));
@@ -474,7 +491,7 @@ impl Node {
             if let Some(cluster) = &mut self.cluster {
                 cluster.look();
             }
-            moved |= self.do_commands();
+            moved |= is_cut | self.do_commands();
             self.note_pressure();
             if !moved {
                 return Ok(until);
@@ -490,16 +507,7 @@ impl Node {
     /// Processes that are due to come (back) do.
     fn take_seats(&mut self) -> Result<()> {
         let now = kernel::now();
-        let all = [
-            Program::Syncd,
-            Program::Statusd,
-            Program::Volnetd,
-            Program::Runtime,
-            Program::Driver,
-            Program::Plugin,
-            Program::Evictiond,
-        ];
-        for program in all {
+        for program in Program::ALL {
             if let Some(seat) = self.seat(program).filter(|seat| seat.stopped.is_some_and(|until| until <= now)) {
                 seat.stopped = None;
                 let mut world = self.world.lock();
@@ -612,7 +620,7 @@ impl Node {
 
     /// Another life of kubelet-syncd, with what the last one has left in its state folder.
     fn start_syncd(&mut self) -> Result<()> {
-        next_state(&self.folder, "state", self.lives, &self.state)?;
+        self.disk.next_state(Program::Syncd, &self.folder, self.lives, &self.state)?;
         self.lives += 1;
         let socket: OwnedFd = self.syncd_socket.try_clone().context("passing the socket")?.into();
         let config = self.config.clone();
@@ -630,13 +638,14 @@ impl Node {
         let mut world = self.world.lock();
         world.life = self.lives;
         world.resources.syncd_starts();
+        world.forget_unwritten();
         Ok(())
     }
 
     /// Another life of kubelet-statusd.
     fn start_statusd(&mut self) -> Result<()> {
         let Some(cluster) = &mut self.cluster else { return Ok(()) };
-        next_state(&self.folder, "statusd", self.statusd_lives, &cluster.state)?;
+        self.disk.next_state(Program::Statusd, &self.folder, self.statusd_lives, &cluster.state)?;
         self.statusd_lives += 1;
         let socket: OwnedFd = cluster.statusd_socket.try_clone().context("passing the socket")?.into();
         let listeners = [("grpc".to_owned(), socket)].into();
@@ -819,6 +828,7 @@ impl Node {
             }
             Deed::StepClock { by } => kernel::step_wall_clock(*by),
             Deed::Pressure { deed } => self.do_pressure_step(deed),
+            Deed::Disk { deed } => self.do_disk_step(deed)?,
         }
         Ok(())
     }
@@ -927,21 +937,6 @@ impl Node {
         drop(world);
         runtime::sandbox_dies(&self.world, &machine, id);
     }
-}
-
-/// A folder of its own for each life, as the last one may hold the lock of its folder for as long as this program runs.
-fn next_state(folder: &Path, name: &str, life: u64, state: &Mutex<PathBuf>) -> Result<()> {
-    let path = folder.join(format!("{name}-{life}"));
-    std::fs::create_dir(&path).context("making the state folder")?;
-    let mut state = state.lock().map_err(|_| anyhow!("poisoned"))?;
-    if !state.as_os_str().is_empty() {
-        for entry in std::fs::read_dir(&*state).context("reading the state folder")? {
-            let entry = entry?;
-            std::fs::rename(entry.path(), path.join(entry.file_name())).context("moving state")?;
-        }
-    }
-    *state = path;
-    Ok(())
 }
 
 fn listen(path: &Path) -> Result<UnixListener> {

@@ -30,11 +30,18 @@ pub async fn listen(world: Shared, socket: &Path) {
     loop {
         let mut client = PodsClient::new(bulkhead_ipc::client::channel(socket)).max_decoding_message_size(8 << 20);
         let request = CallContext::new().streaming_request(WatchPodsRequest { cursor: None });
-        if let Ok(stream) = client.watch(request).await {
+        let boots = world.lock().boots;
+        if let Ok(stream) = client.watch(request).await
+            && world.lock().boots == boots
+        {
             let mut stream = stream.into_inner();
             world.lock().begin_listening();
             while let Ok(Some(update)) = stream.message().await {
                 let mut world = world.lock();
+                // What was on its way when the power went has reached nobody.
+                if world.boots != boots {
+                    break;
+                }
                 match update.update {
                     Some(Update::Upsert(pod)) => world.check_told(&pod.uid, &pod.name, told(&pod)),
                     Some(Update::RemovedUid(uid)) => forget(&mut world, &uid),

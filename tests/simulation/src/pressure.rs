@@ -135,6 +135,8 @@ pub struct Pressure {
     pub disturbed: Duration,
     /// By uid.
     pub evicted: BTreeMap<String, Evicted>,
+    /// Those of them that kubelet-syncd could not write down for want of room.
+    pub unwritten: BTreeSet<String>,
     /// Pods that were not admitted because of the node's conditions.
     pub refused: BTreeSet<String>,
     /// By condition: since when kubelet-syncd admits by it, and when it did last.
@@ -145,6 +147,8 @@ pub struct Pressure {
     pub hard_met: BTreeMap<Signal, Spell>,
     /// As the Node on the API server has them.
     pub told: [bool; 3],
+    /// Since when it has those that it has.
+    pub told_since: [Option<Duration>; 3],
     /// Of what all of this was made last.
     made_of: u64,
     /// What of kubelet-syncd's state was read last, to know it again.
@@ -200,6 +204,14 @@ impl Pressure {
 
     pub fn disturb(&mut self) {
         self.disturbed = kernel::now();
+    }
+
+    /// The machine begins anew: what was seen before counts no more, as the files that tell of it are another boot's.
+    pub fn reboot(&mut self) {
+        (self.met, self.admits_by) = Default::default();
+        self.hard_met.clear();
+        self.breaks.send_modify(|count| *count += 1);
+        self.disturb();
     }
 
     /// Nothing was wrong for so long.

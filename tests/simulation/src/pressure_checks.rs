@@ -24,6 +24,8 @@ const FREED: Duration = Duration::from_millis(1);
 const SHORTEST_GRACE: u64 = 2;
 /// What is to come is there after this time, where nothing is wrong.
 const IN_TIME: Duration = Duration::from_secs(90);
+/// A condition that the Node has is known to all for whom it matters after this time, where nothing is wrong.
+const KNOWN: Duration = Duration::from_secs(30);
 /// What began when a pod was evicted is over.
 const UNDER_WAY: Duration = Duration::from_secs(10);
 
@@ -98,6 +100,10 @@ impl World {
     }
 
     fn note_admission(&mut self, content: &Value) {
+        // What another boot has left says nothing of this one.
+        if content["boot_id"] != self.boot_id() {
+            return;
+        }
         let now = kernel::now();
         let now_admits = ["memory", "disk", "pid"].map(|key| content[key] == true);
         for (spell, is) in self.pressure.admits_by.iter_mut().zip(now_admits) {
@@ -109,9 +115,38 @@ impl World {
         self.tell("kubelet-syncd", format!("admits by memory, disk, tasks {now_admits:?}"));
     }
 
+    /// There was no room for a file of kubelet-syncd's: what it was to say holds all the same, until kubelet-syncd ends.
+    pub(crate) fn could_not_write(&mut self, name: &str, content: &[u8]) {
+        if !self.pressure.on {
+            return;
+        }
+        let Ok(content) = serde_json::from_slice::<Value>(content) else { return };
+        match name {
+            ".evictions.json.tmp" => {
+                let known: Vec<String> = self.pressure.evicted.keys().cloned().collect();
+                self.note_evictions(&content);
+                let new = self.pressure.evicted.keys().filter(|uid| !known.contains(*uid));
+                self.pressure.unwritten.extend(new.cloned());
+            }
+            ".pressure.json.tmp" => self.note_admission(&content),
+            _ => {}
+        }
+    }
+
+    /// kubelet-syncd begins anew, and knows of no eviction that it could not write down and that nobody else was told of; upstream
+    /// writes none down.
+    pub(crate) fn forget_unwritten(&mut self) {
+        for uid in std::mem::take(&mut self.pressure.unwritten) {
+            if self.objects.get(&uid).is_none_or(|object| object.phase != "Failed") {
+                self.pressure.evicted.remove(&uid);
+            }
+        }
+    }
+
     fn note_evictions(&mut self, content: &Value) {
         let Some(all) = content["evictions"].as_object() else { return };
         for (uid, one) in all {
+            self.pressure.unwritten.remove(uid);
             if !self.pressure.evicted.contains_key(uid) {
                 let for_threshold = one["threshold"] == true;
                 let signal = one["signal"].as_str().unwrap_or_default();
@@ -350,16 +385,21 @@ impl World {
         }
     }
 
-    /// Before a sandbox is made: nothing begins of a pod that is evicted, and a node under pressure begins nothing that suffers first.
+    /// Before a sandbox is made: nothing begins of a pod that is evicted, nor of one that is not to be admitted.
     pub fn check_sandbox(&mut self, uid: &str) {
         if !self.pressure.on || !self.is_waited_for {
             return;
         }
         let now = kernel::now();
-        let pod = self.wanted_uid(uid).map_or_else(|| self.short(uid), |(name, _)| name);
         if self.pressure.evicted.get(uid).is_some_and(|evicted| evicted.at + UNDER_WAY < now) {
+            let pod = self.wanted_uid(uid).map_or_else(|| self.short(uid), |(name, _)| name);
             return self.breaks("stays-evicted", format!("a sandbox is made for {pod}, which was evicted"));
         }
+        self.check_admission(uid);
+    }
+
+    /// The pod is admitted: a node under pressure takes nothing that suffers first.
+    pub(crate) fn check_admission(&mut self, uid: &str) {
         let is_first = self.past.get(uid).is_none_or(|past| past.shape.is_none());
         let Some((name, asks)) = self.wanted_uid(uid).filter(|(_, asks)| is_first && !asks.is_critical()) else {
             return;
@@ -368,11 +408,14 @@ impl World {
         // By the time at which it came it could not be admitted.
         let by = |condition: usize| {
             let spell = self.pressure.admits_by.get(condition).copied().unwrap_or_default();
-            spell.since.is_some_and(|since| since < came)
+            let told = self.pressure.told_since.get(condition).copied().flatten();
+            // What the Node says kubelet-syncd was told, too.
+            let is_known = told.is_some_and(|since| since + KNOWN < came) && self.pressure.is_quiet_for(KNOWN);
+            is_known || spell.since.is_some_and(|since| since < came)
         };
         let is_pressed = by(1) || by(2) || (by(0) && asks.is_best_effort());
         if is_pressed {
-            self.breaks("pressure-admits", format!("{pod} is begun, and came when the node was under pressure"));
+            self.breaks("pressure-admits", format!("{name} is begun, and came when the node was under pressure"));
         }
     }
 
@@ -428,6 +471,9 @@ impl World {
             }
             if let Some(told) = self.pressure.told.get_mut(place) {
                 *told = is;
+            }
+            if let Some(since) = self.pressure.told_since.get_mut(place) {
+                *since = is.then_some(now);
             }
             self.tell("kube-apiserver", format!("has {name} {is}"));
             self.coverage.call(&format!("{name} {is}"));

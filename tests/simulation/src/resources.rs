@@ -176,6 +176,12 @@ impl Resources {
         }
     }
 
+    /// The machine begins anew, and the plugin remembers nothing.
+    pub fn reboot(&mut self) {
+        self.prepared.clear();
+        self.disturb();
+    }
+
     /// A manifest is written.
     pub fn want(&mut self, version: u64, shape: &Shape) {
         let all = || shape.init.iter().chain(&shape.containers);

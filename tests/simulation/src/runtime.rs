@@ -59,10 +59,10 @@ pub async fn change<T: Send + 'static>(
     what: String,
     act: impl AsyncFnOnceSend<T>,
 ) -> Result<T, Status> {
-    let (there, back, fault) = {
+    let (there, back, fault, boots) = {
         let mut world = world.lock();
         let (there, back) = world.latency(peer);
-        (there, back, world.take_fault(peer))
+        (there, back, world.take_fault(peer), world.boots)
     };
     let late = match fault {
         Some(CallFault::Late(by)) => by,
@@ -76,6 +76,9 @@ pub async fn change<T: Send + 'static>(
         let caller = Caller(waited_for);
         {
             let mut world = shared.lock();
+            if world.boots != boots {
+                return Err(Status::unavailable("the machine has lost its power"));
+            }
             world.is_waited_for = caller.waits();
             // What nobody waits for when its turn comes is mostly not begun, and now and then all the same.
             if !world.is_waited_for && (peer == Peer::Volnetd || world.dice.percent(70)) {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::dice::Dice;
+use crate::disk_schedule::DiskDeed;
 use crate::pressure_schedule::{Asks, Plan, PressureDeed};
 use crate::resources_schedule::PluginFault;
 use crate::volumes_schedule::{Claim, DriverFault};
@@ -249,6 +250,17 @@ pub enum Program {
 }
 
 impl Program {
+    /// Those that a start of the machine brings up, in this order.
+    pub const ALL: [Program; 7] = [
+        Program::Syncd,
+        Program::Statusd,
+        Program::Volnetd,
+        Program::Runtime,
+        Program::Driver,
+        Program::Plugin,
+        Program::Evictiond,
+    ];
+
     /// As the story calls it.
     pub fn name(self) -> &'static str {
         match self {
@@ -405,6 +417,10 @@ pub enum Deed {
     Pressure {
         deed: PressureDeed,
     },
+    /// The disk of the state files.
+    Disk {
+        deed: DiskDeed,
+    },
 }
 
 impl Deed {
@@ -445,6 +461,7 @@ impl Deed {
             Deed::SlowRuntime { .. } => "slow-runtime",
             Deed::StepClock { .. } => "step-clock",
             Deed::Pressure { deed } => deed.kind(),
+            Deed::Disk { deed } => deed.kind(),
         }
     }
 
@@ -517,6 +534,7 @@ impl fmt::Display for Deed {
             Deed::SlowRuntime { lasts, by } => write!(f, "the runtime answers {by} ms later for {lasts} ms"),
             Deed::StepClock { by } => write!(f, "the machine's clock is set by {by} ms"),
             Deed::Pressure { deed } => deed.fmt(f),
+            Deed::Disk { deed } => deed.fmt(f),
         }
     }
 }
@@ -647,6 +665,7 @@ impl Schedule {
                 crate::pressure_schedule::faults(&mut dice, &mut steps);
             }
         }
+        crate::disk_schedule::faults(&mut Dice::of(seed, "disk"), &mut steps, family);
         steps.sort_by_key(|step| step.at);
         Schedule { seed, family, plan, steps }
     }

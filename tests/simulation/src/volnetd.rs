@@ -140,6 +140,10 @@ impl Model {
             BrokerRequest::Open(kind) => self.open(kind).map(Some),
             BrokerRequest::PutState(kind, content) if self.world.lock().resources.on => {
                 let content = bulkhead_sys::memfd::read_sealed(&content, STATE_BYTES_MAX).map_err(failed)?;
+                if self.world.lock().disk_is_full {
+                    // As the real one (`bins/kubelet-volnetd/src/service/status.rs`).
+                    return Err(Status::resource_exhausted("No space left on device (os error 28)"));
+                }
                 let what = format!("PutState {}", kind.as_str_name());
                 let put = move |world: &mut World| {
                     world.resources.files.insert(kind.into(), content);

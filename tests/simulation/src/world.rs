@@ -236,6 +236,10 @@ pub struct World {
     pub is_waited_for: bool,
     /// Lives of kubelet-syncd so far.
     pub life: u64,
+    /// How often the machine has lost its power.
+    pub boots: u64,
+    /// The disk of the state files has no room.
+    pub disk_is_full: bool,
     pub coverage: Coverage,
     pub story: Vec<String>,
     pub broken: Vec<String>,
@@ -288,6 +292,8 @@ impl Shared {
             commands: Vec::new(),
             is_waited_for: false,
             life: 0,
+            boots: 0,
+            disk_is_full: false,
             coverage: Coverage::default(),
             story: Vec::new(),
             broken: Vec::new(),

@@ -54,14 +54,21 @@ impl PressureReports {
     /// Takes a report. It counts when this has returned.
     ///
     /// # Errors
-    /// It could not be kept; then the one before still counts.
+    /// It could not be kept, and not because the disk is full; then the one before still counts.
     pub fn report(&self, report: ReportPressureRequest) -> std::io::Result<()> {
         let pressure = Pressure { memory: report.memory, disk: report.disk, pids: report.pid };
         if pressure == self.last() {
             return Ok(());
         }
         let ReportPressureRequest { memory, disk, pid } = report;
-        self.store.save(&Saved { memory, disk, pid, boot_id: self.boot_id.clone() })?;
+        match self.store.save(&Saved { memory, disk, pid, boot_id: self.boot_id.clone() }) {
+            // Of all things that a full disk is told: a node that waits for room before it heeds that goes on taking pods. The next
+            // life of this process is told again.
+            Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+                tracing::warn!(%error, "conditions of the node count, and could not be written down");
+            }
+            saved => saved?,
+        }
         tracing::info!(memory, disk, pid, "eviction manager: conditions of the node have changed");
         self.last.send_replace(pressure);
         Ok(())
@@ -75,10 +82,13 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Default)]
-    struct Disk(Mutex<Option<Saved>>);
+    struct Disk(Mutex<Option<Saved>>, Mutex<Option<std::io::ErrorKind>>);
 
     impl PressureStore for Disk {
         fn save(&self, pressure: &Saved) -> std::io::Result<()> {
+            if let Some(kind) = *self.1.lock().unwrap() {
+                return Err(kind.into());
+            }
             *self.0.lock().unwrap() = Some(pressure.clone());
             Ok(())
         }
@@ -97,5 +107,19 @@ mod tests {
         let saved = disk.0.lock().unwrap().clone();
         assert_eq!(PressureReports::new(saved.clone(), "one", disk.clone()).last(), pressed);
         assert_eq!(PressureReports::new(saved, "two", disk).last(), Pressure::default());
+    }
+
+    #[test]
+    fn a_full_disk_keeps_no_report_from_counting_and_other_failures_do() {
+        let disk = Arc::new(Disk::default());
+        let reports = PressureReports::new(None, "one", disk.clone());
+        let pressed = ReportPressureRequest { disk: true, ..Default::default() };
+        *disk.1.lock().unwrap() = Some(std::io::ErrorKind::PermissionDenied);
+        assert!(reports.report(pressed).is_err());
+        assert_eq!(reports.last(), Pressure::default());
+        *disk.1.lock().unwrap() = Some(std::io::ErrorKind::StorageFull);
+        reports.report(pressed).unwrap();
+        assert_eq!(reports.last(), Pressure { disk: true, ..Pressure::default() });
+        assert_eq!(*disk.0.lock().unwrap(), None);
     }
 }

@@ -1,6 +1,6 @@
 //! The clock, random numbers and waiting of a thread that is simulated, below the standard library (decision 88).
 //!
-//! This crate defines nine functions of the C library under their own names. A program that links it calls these instead, also
+//! This crate defines twelve functions of the C library under their own names. A program that links it calls these instead, also
 //! where the standard library, tokio or a crate of strangers asks:
 //!
 //! | function | in the simulated thread, after [`begin`] | else |
@@ -11,12 +11,14 @@
 //! | `open64`, `opendir` | files that were [`replace`]d are others, for its threads too | the kernel's |
 //! | `getsockopt` | the user at the other end of a socket is the one that it has bound its name to ([`name_of_user`]) | the kernel's |
 //! | `socket`, `connect` | a stream to a port that has a [`route`] is a Unix socket | the kernel's |
+//! | `write`, `fsync`, `fdatasync` | below folders that are [`kept`](keep): account of what is durable, no room, failures; for its threads too | the kernel's |
 //! | `pthread_create` | the new thread runs only while the simulated one waits in `epoll_wait`, one after the other | the kernel's |
 //!
 //! No program that is shipped may link it: `tests/tests/files/structure.rs` holds that.
 
 #![allow(unsafe_code, reason = "functions of the C library cannot be given another body without it")]
 
+mod disk;
 mod files;
 mod network;
 mod random;
@@ -29,6 +31,10 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
+pub use disk::{
+    Doings, Entry, Failure, Moment, doings, fail, fill, heal, keep, keep_before, moment, moments, moved, take_kept,
+    take_refused,
+};
 pub use files::replace;
 pub use network::route;
 pub use users::name_of_user;
@@ -76,7 +82,7 @@ pub fn begin(seed: u64) {
 }
 
 /// Addresses of the functions that stand in for the C library's.
-fn linked() -> [usize; 9] {
+fn linked() -> [usize; 12] {
     [
         clock_gettime as *const () as usize,
         epoll_wait as *const () as usize,
@@ -84,6 +90,9 @@ fn linked() -> [usize; 9] {
         threads::pthread_create as *const () as usize,
         network::socket as *const () as usize,
         network::connect as *const () as usize,
+        disk::write as *const () as usize,
+        disk::fsync as *const () as usize,
+        disk::fdatasync as *const () as usize,
         files::open64 as *const () as usize,
         files::opendir as *const () as usize,
         users::getsockopt as *const () as usize,

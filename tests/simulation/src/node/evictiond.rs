@@ -15,11 +15,12 @@ use bulkhead_types::Process as Name;
 
 use serde_json::json;
 
-use super::{Cluster, Node, Seat, next_state};
+use super::disk::Disk;
+use super::{Cluster, Node, Seat};
 use crate::pressure::Uses;
 use crate::pressure_schedule::{CLASSES, OLD_IMAGES, Plan, PressureDeed};
 use crate::process::Process;
-use crate::schedule::CALM;
+use crate::schedule::{CALM, Program};
 use crate::world::{Command, Shared};
 use crate::{relay, walker};
 
@@ -84,8 +85,8 @@ impl Evictiond {
     }
 
     /// Another life of it.
-    fn begin(&mut self, folder: &Path, world: &Shared) -> Result<()> {
-        next_state(folder, "evictiond", self.lives, &self.state)?;
+    fn begin(&mut self, folder: &Path, world: &Shared, disk: &mut Disk) -> Result<()> {
+        disk.next_state(Program::Evictiond, folder, self.lives, &self.state)?;
         self.lives += 1;
         let socket = self.socket.try_clone().context("passing the socket")?.into();
         let listeners = [("grpc".to_owned(), socket)].into();
@@ -114,7 +115,7 @@ impl Node {
         let Some(evictiond) = &mut self.evictiond else { return Ok(()) };
         let now = kernel::now();
         if evictiond.seat.back.is_some_and(|back| back <= now) {
-            evictiond.begin(&self.folder, &self.world)?;
+            evictiond.begin(&self.folder, &self.world, &mut self.disk)?;
             self.world.lock().pressure.disturb();
         }
         if evictiond.relax.is_some_and(|at| at <= now) {
