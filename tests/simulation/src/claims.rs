@@ -279,7 +279,8 @@ impl World {
         let still = noted.iter().find(|(_, noted)| noted.pods.contains(uid)).map(|(claim, _)| claim.clone());
         let own =
             self.claims.of_pod.iter().filter(|((pod, kind), _)| pod == uid && kind.is_own()).map(|(_, claim)| claim);
-        let prepared = own.filter(|own| self.claims.prepared.keys().any(|(_, claim)| claim == *own)).next().cloned();
+        let is_prepared = |own: &&String| self.claims.prepared.keys().any(|(_, claim)| claim == *own);
+        let prepared = { own }.find(is_prepared).cloned();
         if let Some(claim) = still.or(prepared) {
             let text = format!("{name} is deleted before its claim {} is given back", self.name_of_claim(&claim));
             self.breaks("deleted-last", text);
