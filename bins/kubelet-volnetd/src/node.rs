@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use bulkhead_config::ServingPair;
 use bulkhead_config::reserved::Enforcement;
+use bulkhead_ipc::volnetd::StateKind;
 use bulkhead_sys::cgroup::{CgroupError, CgroupPath, Hierarchies};
 use bulkhead_sys::open::{self, OpenError};
 use bulkhead_types::{Epoch, InstancePaths, NodeName, PodUid, Process};
@@ -140,6 +141,7 @@ pub struct Node {
 enum LockKey {
     Pod(PodUid),
     Staged(StagedKey),
+    StateFile(StateKind),
 }
 
 /// How long a verb waits for another one of the same pod: less than its caller does.
@@ -243,6 +245,16 @@ impl Node {
     /// The same without waiting; None while another verb works on it.
     pub fn try_lock_staged(&self, key: &StagedKey) -> Option<PodLock> {
         self.mutex(LockKey::Staged(key.clone())).try_lock_owned().ok()
+    }
+
+    /// Waits until nobody writes this state file, as [`Node::lock_pod`] does.
+    ///
+    /// # Errors
+    /// Another write has not ended in time.
+    pub async fn lock_state_file(&self, kind: StateKind) -> Result<PodLock, Busy> {
+        let mutex = self.mutex(LockKey::StateFile(kind));
+        let busy = || self.busy_with(format!("the state file {}", kind.as_str_name()));
+        tokio::time::timeout(POD_PATIENCE, mutex.lock_owned()).await.map_err(|_| busy())
     }
 
     /// The folder of this process's own state.

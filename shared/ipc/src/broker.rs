@@ -303,9 +303,20 @@ where
     };
     let (id, outcome) = match parse(&bytes, fds) {
         Err((id, status)) => (id, Err(status)),
-        Ok((id, request)) => (id, handler(caller, request).await),
+        Ok((id, request)) => tokio::select! {
+            biased;
+            () = hangs_up(socket) => return tracing::debug!("broker: the asking peer is gone"),
+            outcome = handler(caller, request) => (id, outcome),
+        },
     };
     reply(socket, caller.uid, id, outcome).await;
+}
+
+/// Until the caller has closed its end, or sends what nobody asked it for. Its request is dropped then, as one of gRPC is: it may
+/// have asked for something else since, which this must not undo.
+async fn hangs_up(socket: &AsyncFd<OwnedFd>) {
+    // Whatever else comes of it is the end, too.
+    let _ = socket.async_io(Interest::READABLE, |fd| bulkhead_sys::scm::peek(fd)).await;
 }
 
 async fn reply(socket: &AsyncFd<OwnedFd>, uid: u32, id: u64, outcome: Result<Option<OwnedFd>, tonic::Status>) {

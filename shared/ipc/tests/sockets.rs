@@ -220,6 +220,35 @@ async fn the_broker_passes_descriptors_and_reasons() -> Result {
     Ok(())
 }
 
+/// As a caller that has given up on one state file and writes the next.
+#[tokio::test]
+async fn what_nobody_waits_for_any_more_is_dropped() -> Result {
+    let dir = tempfile::tempdir()?;
+    let path = dir.path().join("b.sock");
+    let listener = bulkhead_sys::scm::listen(&path, 0o600)?;
+    let (begun, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let handler = move |_caller, _request| {
+        let begun = begun.clone();
+        async move {
+            // Goes when the handler does.
+            let (alive, ended) = tokio::sync::oneshot::channel::<()>();
+            let _ = begun.send(ended);
+            std::future::pending::<()>().await;
+            drop(alive);
+            Ok(None)
+        }
+    };
+    tokio::spawn(broker::serve(listener, users(me()), Gate::new(Limits::default()), handler, std::future::pending()));
+    let client = BrokerClient::new(&path);
+    let asked = client.put_state(StateKind::CpuManager, bulkhead_sys::memfd::sealed("state", b"old")?);
+    let ended = tokio::select! {
+        done = asked => panic!("{done:?}"),
+        ended = told.recv() => ended.ok_or("nothing has begun")?,
+    };
+    assert!(tokio::time::timeout(Duration::from_secs(9), ended).await?.is_err(), "the handler was dropped");
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_large_or_broken_datagram_is_answered_not_obeyed() -> Result {
     use prost::Message as _;

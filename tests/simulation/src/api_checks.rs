@@ -178,6 +178,7 @@ impl World {
         if self.volumes.has(uid) {
             self.breaks("deleted-last", format!("{name} is deleted before its volumes are taken back"));
         }
+        self.check_given_back(uid, name);
         if !self.asked.contains(uid) {
             self.breaks("deleted-last", format!("{name} is deleted, and nobody has asked for that"));
         }

@@ -126,6 +126,11 @@ impl Model {
         self.server.ask(method, path, "application/json", body.as_bytes())
     }
 
+    /// The same with a body of another type.
+    pub(crate) fn ask(&self, method: &str, path: &str, kind: &str, body: &[u8]) -> Result<Value, ApiError> {
+        self.server.ask(method, path, kind, body)
+    }
+
     fn path(pod: &str) -> String {
         format!("/api/v1/namespaces/default/pods/{pod}")
     }
@@ -253,6 +258,9 @@ impl Model {
         let mut world = self.world.lock();
         world.statusd_dies = false;
         world.volumes.faults.clear();
+        world.claims.faults.clear();
+        // Whoever waits for one of these gets it.
+        world.claims.renewed.clear();
     }
 
     /// What the node has asked for and got since the last look, and what became of pods and of the Node. Whether anything was stored.

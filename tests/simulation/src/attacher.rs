@@ -64,7 +64,7 @@ impl Model {
         self.patch(&format!("{CLAIMS}/{name}/status"), &status);
     }
 
-    fn must(&self, method: &str, path: &str, body: &Value) -> Value {
+    pub(crate) fn must(&self, method: &str, path: &str, body: &Value) -> Value {
         match self.request(method, path, body) {
             Ok(answer) => answer,
             Err(refusal) => {
@@ -74,7 +74,7 @@ impl Model {
         }
     }
 
-    fn items(&self, path: &str) -> Vec<Value> {
+    pub(crate) fn items(&self, path: &str) -> Vec<Value> {
         let list = self.request("GET", path, &Value::Null).unwrap_or_default();
         list["items"].as_array().cloned().unwrap_or_default()
     }

@@ -9,7 +9,7 @@ use crate::schedule::{CALM, ContainerShape, ProbeKind, SETTLING, Shape};
 use crate::world::{Container, State, Told, World, uid_of, version_of};
 
 /// Names of all checks, for the documentation and the mutants.
-pub const NAMES: [&str; 65] = [
+pub const NAMES: [&str; 73] = [
     "one-instance",
     "one-pod-a-name",
     "wanted-runs-on",
@@ -73,6 +73,14 @@ pub const NAMES: [&str; 65] = [
     "pressure-acts",
     "state-whole",
     "state-durable",
+    "claims-first",
+    "devices-as-given",
+    "written-first",
+    "reserved-first",
+    "one-claim-a-name",
+    "claim-in-use",
+    "claims-as-desired",
+    "claims-gone",
     "no-panic",
     "no-end",
 ];
@@ -123,6 +131,7 @@ impl World {
         self.check_order(&shape, &uid, &name, &this.sandbox);
         self.check_volumes_first(&this, &shape);
         self.check_resources(&this);
+        self.check_claims_first(&this, &shape);
         let is_regular = shape.containers.iter().any(|container| container.name == name);
         if is_regular && !past.unsure.contains(&name) {
             match (shape.restart_policy.as_str(), past.ended.get(&name)) {
@@ -394,6 +403,9 @@ impl World {
         }
         if self.resources.on {
             self.check_resources_end();
+        }
+        if self.claims.on {
+            self.check_claims_end();
         }
         if self.pressure.on {
             self.check_pressure_end();

@@ -11,9 +11,11 @@
 //! | [`world`] | what is true, and the story |
 //! | [`checks`], [`api_checks`] | what must hold |
 //! | [`runtime`], [`volnetd`], [`volnetd_csi`], [`apiserver`], [`attacher`], [`csi_driver`] | models of the peers |
+//! | [`allocator`], [`dra_driver`] | the same of controllers of claims, and of a DRA driver |
 //! | [`device_plugin`] | the same of a device plugin |
 //! | [`resources`], [`resources_schedule`] | devices and CPUs of containers' own: what is true and must hold; workload and faults |
 //! | [`volumes`], [`volumes_schedule`] | volumes of claims: what is true and must hold; workload and faults |
+//! | [`claims`], [`claims_schedule`] | claims of drivers' devices: what is true and must hold; workload and faults |
 //! | [`pressure`], [`pressure_checks`], [`pressure_schedule`] | what the node is short of: what is true; what must hold; workload and faults |
 //! | [`disk`], [`disk_schedule`] | state files: what is there after a power cut, what must hold; faults of the disk |
 //! | [`walker`], [`relay`] | what kubelet-evictiond asks: a model of kubelet-walker; the way to kubelet-syncd |
@@ -24,16 +26,20 @@
 //! | [`search`] | many runs, each in a process of its own; shrinking |
 //! | [`mutants`] | mistakes that are to be found |
 
+pub mod allocator;
 pub mod api_checks;
 pub mod apiserver;
 pub mod attacher;
 pub mod checks;
+pub mod claims;
+pub mod claims_schedule;
 pub mod coverage;
 pub mod csi_driver;
 pub mod device_plugin;
 pub mod dice;
 pub mod disk;
 pub mod disk_schedule;
+pub mod dra_driver;
 pub mod mutants;
 pub mod node;
 pub mod observer;

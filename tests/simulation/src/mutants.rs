@@ -29,7 +29,7 @@ pub struct Mutant {
 }
 
 /// All of them, in the order of a pod's life.
-pub const MUTANTS: [Mutant; 72] = [
+pub const MUTANTS: [Mutant; 81] = [
     Mutant {
         name: "takes-over",
         mistake: "after a restart an edited manifest takes over the pod from before the edit, which still ends (as it was until this found it)",
@@ -615,6 +615,78 @@ pub const MUTANTS: [Mutant; 72] = [
         file: "bins/kubelet-syncd/src/evictions/pressure.rs",
         from: "saved.filter(|saved| saved.boot_id == boot_id)",
         to: "saved.filter(|saved| MUTANT || saved.boot_id == boot_id)",
+    },
+    Mutant {
+        name: "shared-taken",
+        mistake: "a claim is taken back at the end of each of the pods that share it",
+        only: Some(Family::Claims),
+        file: "bins/kubelet-syncd/container-manager/src/dra/book.rs",
+        from: "is_some_and(|uids| uids.len() > 1) {",
+        to: "is_some_and(|uids| uids.len() > 1 && !MUTANT) {",
+    },
+    Mutant {
+        name: "asked-first",
+        mistake: "a driver is asked before the checkpoint knows of it",
+        only: Some(Family::Claims),
+        file: "bins/kubelet-syncd/src/container_manager/dra/manager.rs",
+        from: "self.save().await.map_err(|error| format!(\"checkpoint ResourceClaim cache: {error}\"))?;",
+        to: "if !MUTANT {\n            self.save().await.map_err(|error| format!(\"checkpoint ResourceClaim cache: {error}\"))?;\n        }",
+    },
+    Mutant {
+        name: "other-claim",
+        mistake: "a claim that was made anew under its name passes for the one before it",
+        only: Some(Family::Claims),
+        file: "bins/kubelet-syncd/container-manager/src/dra/book.rs",
+        from: ".filter(|entry| entry.state.claim_uid != claim.claim_uid)?;",
+        to: ".filter(|entry| entry.state.claim_uid != claim.claim_uid && !MUTANT)?;",
+    },
+    Mutant {
+        name: "not-reserved",
+        mistake: "a claim is prepared for a pod that it is not reserved for",
+        only: Some(Family::Claims),
+        file: "bins/kubelet-syncd/container-manager/src/dra/claims.rs",
+        from: "if !reserved_for(&pod_uid, group, claim) {",
+        to: "if !MUTANT && !reserved_for(&pod_uid, group, claim) {",
+    },
+    Mutant {
+        name: "trusts-file",
+        mistake: "after a restart all that the checkpoint names counts as prepared",
+        only: Some(Family::Claims),
+        file: "bins/kubelet-syncd/container-manager/src/dra/book.rs",
+        from: "(key_of(&state), Entry { state, prepared: false });",
+        to: "(key_of(&state), Entry { state, prepared: MUTANT });",
+    },
+    Mutant {
+        name: "early-return",
+        mistake: "claims are given back before the containers have stopped",
+        only: Some(Family::Claims),
+        file: "bins/kubelet-syncd/src/sync_loop/work.rs",
+        from: "self.kill(Some(pod), &runtime, (work.grace, work.hurried)).await?;",
+        to: "if MUTANT {\n            self.unprepare(pod).await?;\n        }\n        self.kill(Some(pod), &runtime, (work.grace, work.hurried)).await?;",
+    },
+    Mutant {
+        name: "lost-claims",
+        mistake: "claims of pods that nobody knows any more are never given back",
+        only: Some(Family::Claims),
+        file: "bins/kubelet-syncd/src/container_manager/dra/lost.rs",
+        from: "let left = sweep(&manager, gone.into_iter()).await;",
+        to: "let left = sweep(&manager, gone.into_iter().filter(|_| !MUTANT)).await;",
+    },
+    Mutant {
+        name: "write-dropped",
+        mistake: "a checkpoint whose write nobody waits for any more counts as written (as it was until this found it)",
+        only: Some(Family::Claims),
+        file: "bins/kubelet-syncd/src/container_manager/dra/manager.rs",
+        from: "        let states = self.book().states();",
+        to: "        if MUTANT {\n            self.saved.store(changes, Ordering::Relaxed);\n        }\n        let states = self.book().states();",
+    },
+    Mutant {
+        name: "older-write",
+        mistake: "a state file whose write its caller has given up is written all the same, after the next one (as it was until this found it)",
+        only: Some(Family::Claims),
+        file: "shared/ipc/src/broker.rs",
+        from: "() = hangs_up(socket) =>",
+        to: "() = hangs_up(socket), if !MUTANT =>",
     },
 ];
 

@@ -1,5 +1,6 @@
 //! The node: its processes, and who of them runs next. Time passes only when all of them wait.
 
+mod claims;
 mod disk;
 mod evictiond;
 
@@ -17,6 +18,7 @@ use bulkhead_simulation_kernel as kernel;
 use bulkhead_types::Process as Name;
 use serde_json::json;
 
+use crate::claims_schedule::Dra;
 use crate::pressure_schedule::Asks;
 use crate::process::Process;
 use crate::schedule::{CALM, Deed, Family, Program, SETTLING, STOPPED_BY, Schedule, Shape, Step};
@@ -91,6 +93,8 @@ pub struct Node {
     machine: Process,
     cluster: Option<Cluster>,
     evictiond: Option<Evictiond>,
+    /// DRA drivers; nobody where there are none.
+    drivers: [(Dra, Seat); 2],
     steps: Vec<Step>,
     /// When [`World::check_stopped`] is due.
     stopped_by: Option<Duration>,
@@ -231,6 +235,7 @@ pub(crate) fn manifest(pod: &str, shape: &Shape, version: u64) -> serde_json::Va
         "spec": {"restartPolicy": shape.restart_policy, "terminationGracePeriodSeconds": shape.grace,
             "initContainers": shape.init.iter().map(container).collect::<Vec<_>>(),
             "containers": shape.containers.iter().map(container).collect::<Vec<_>>()}});
+    crate::claims::put_into(&mut made, shape);
     if let Some(asks) = shape.asks {
         made["spec"]["priorityClassName"] = json!(asks.class());
     }
@@ -267,6 +272,10 @@ impl Cluster {
         if has_driver {
             model.furnish();
         }
+        if family == Family::Claims {
+            world.lock().claims.on = true;
+            model.furnish_claims();
+        }
         Ok(Cluster {
             config,
             model,
@@ -285,7 +294,10 @@ impl Cluster {
     fn look(&mut self) {
         let has_changed = self.model.look(&mut self.seen);
         let mut world = self.model.world().lock();
-        if has_changed && world.has_driver && !self.ends.iter().any(|(_, end)| *end == End::Controllers) {
+        if has_changed
+            && (world.has_driver || world.claims.on)
+            && !self.ends.iter().any(|(_, end)| *end == End::Controllers)
+        {
             let late = world.way_to_api() + world.dice.below(100);
             self.ends.push((kernel::now() + Duration::from_millis(late), End::Controllers));
         }
@@ -315,6 +327,10 @@ impl Cluster {
             match end {
                 End::SilentWatches { bookmarks } => self.model.silence_watches(false, bookmarks),
                 End::SilentApi => self.model.silence(false),
+                End::Controllers if self.model.world().lock().claims.on => {
+                    let again = self.model.allocate();
+                    self.ends.extend(again.map(|at| (at, End::Controllers)));
+                }
                 End::Controllers => self.model.reconcile(),
                 End::All => self.model.end_faults(),
             }
@@ -397,6 +413,7 @@ impl Node {
             machine,
             cluster,
             evictiond,
+            drivers: claims::seats(family),
             steps,
             stopped_by: Some(STOPPED_BY),
             calm: has_plugin.then_some(CALM),
@@ -433,6 +450,7 @@ impl Node {
             let seats = [&self.syncd, &self.volnetd, &self.runtime, &self.plugin].into_iter();
             let seats = seats.chain(cluster.into_iter().flat_map(|c| [&c.apiserver, &c.statusd, &c.driver]));
             let seats = seats.chain(self.evictiond.iter().map(|evictiond| &evictiond.seat));
+            let seats = seats.chain(self.drivers.iter().map(|(_, seat)| seat));
             let looks = self.evictiond.iter().flat_map(|evictiond| evictiond.next(&self.world));
             let back = seats.flat_map(|seat| [seat.back, seat.stopped]);
             let ends = cluster.into_iter().flat_map(|c| c.ends.iter().map(|(at, _)| Some(*at)));
@@ -462,6 +480,7 @@ impl Node {
             let seats = [&mut self.syncd, &mut self.volnetd, &mut self.runtime, &mut self.plugin];
             let cluster = self.cluster.iter_mut().flat_map(|c| [&mut c.statusd, &mut c.apiserver, &mut c.driver]);
             let seats = seats.into_iter().chain(cluster).chain(self.evictiond.iter_mut().map(|one| &mut one.seat));
+            let seats = seats.chain(self.drivers.iter_mut().map(|(_, seat)| seat));
             let running = seats.enumerate().filter(|(_, seat)| seat.stopped.is_none());
             let running = running.filter_map(|(place, seat)| Some((place, seat.process.as_mut()?)));
             let (mut ended, mut is_cut) = (false, false);
@@ -491,6 +510,7 @@ impl Node {
             if let Some(cluster) = &mut self.cluster {
                 cluster.look();
             }
+            self.delete_going();
             moved |= is_cut | self.do_commands();
             self.note_pressure();
             if !moved {
@@ -557,6 +577,7 @@ impl Node {
                 self.start_statusd()?;
             }
         }
+        self.take_drivers()?;
         self.take_evictiond()
     }
 
@@ -570,6 +591,7 @@ impl Node {
             world.volnetd_epoch += 1;
             world.watchers.clear();
             world.volumes.watchers.clear();
+            world.claims.watchers.clear();
             world.volnetd_epoch
         };
         let model = volnetd::Model {
@@ -583,6 +605,7 @@ impl Node {
             kubeconfig: self.folder.join("kubeconfig"),
             driver_socket: driver_socket(&self.folder),
             plugin_socket: plugin_socket(&self.folder),
+            drivers_folder: self.folder.clone(),
             registrar: self.registrar.clone(),
         };
         if self.cluster.is_some() {
@@ -671,6 +694,7 @@ impl Node {
             Program::Runtime => Some(&mut self.runtime),
             Program::Plugin => Some(&mut self.plugin),
             Program::Evictiond => self.evictiond.as_mut().map(|evictiond| &mut evictiond.seat),
+            Program::Dra(driver) => self.dra_seat(driver),
         }
     }
 
@@ -693,6 +717,10 @@ impl Node {
             (Command::RestartApi { down }, Some(cluster)) => (&mut cluster.apiserver, down),
             (Command::KillDriver { down }, Some(cluster)) => (&mut cluster.driver, down),
             (Command::KillStatusd { .. } | Command::RestartApi { .. } | Command::KillDriver { .. }, None) => return,
+            (Command::KillDra { driver, down }, _) => match self.drivers.iter_mut().find(|(of, _)| *of == driver) {
+                Some((_, seat)) => (seat, down),
+                None => return,
+            },
             (Command::KillEvictiond { down }, _) => match &mut self.evictiond {
                 Some(evictiond) => (&mut evictiond.seat, down),
                 None => return,
@@ -725,6 +753,7 @@ impl Node {
             Command::RestartVolnetd { .. } => {
                 world.watchers.clear();
                 world.volumes.watchers.clear();
+                world.claims.watchers.clear();
                 let _ = std::fs::remove_file(self.config.paths.socket(Name::Volnetd));
                 let _ = std::fs::remove_file(self.config.paths.broker_socket());
                 world.tell("kubelet-volnetd", "is away");
@@ -737,6 +766,7 @@ impl Node {
             Command::KillStatusd { .. } => world.tell("kubelet-statusd", "is dead"),
             // Its socket stays where it is, and refuses connections.
             Command::KillDriver { .. } => world.tell("driver", "is dead"),
+            Command::KillDra { driver, .. } => world.tell(driver.short(), "is dead"),
             Command::RestartApi { .. } => {
                 let _ = std::fs::remove_file(api_socket(&self.folder));
                 world.tell("kube-apiserver", "is away");
@@ -829,6 +859,7 @@ impl Node {
             Deed::StepClock { by } => kernel::step_wall_clock(*by),
             Deed::Pressure { deed } => self.do_pressure_step(deed),
             Deed::Disk { deed } => self.do_disk_step(deed)?,
+            Deed::Claims { deed } => self.do_claims_step(deed),
         }
         Ok(())
     }

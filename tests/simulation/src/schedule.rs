@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::claims_schedule::{ClaimsDeed, DeviceClaim, Dra};
 use crate::dice::Dice;
 use crate::disk_schedule::DiskDeed;
 use crate::pressure_schedule::{Asks, Plan, PressureDeed};
@@ -142,6 +143,9 @@ pub struct Shape {
     /// Claims whose volumes each of its containers mounts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub claims: Vec<Claim>,
+    /// Claims of drivers' devices.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub device_claims: Vec<DeviceClaim>,
     /// Priority, and what it asks for of memory and disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asks: Option<Asks>,
@@ -182,15 +186,25 @@ pub enum Family {
     /// Pods of the API server, beside some of manifests, on a node that runs short of memory, disk and tasks; with the real
     /// kubelet-evictiond.
     Eviction,
+    /// Pods of the API server with ResourceClaims, whose devices two DRA drivers prepare.
+    Claims,
 }
 
 impl Family {
-    pub const ALL: [Family; 7] =
-        [Family::Pods, Family::Api, Family::Probes, Family::Many, Family::Volumes, Family::Resources, Family::Eviction];
+    pub const ALL: [Family; 8] = [
+        Family::Pods,
+        Family::Api,
+        Family::Probes,
+        Family::Many,
+        Family::Volumes,
+        Family::Resources,
+        Family::Eviction,
+        Family::Claims,
+    ];
 
     /// Whether the node has an API server.
     pub fn has_api(self) -> bool {
-        matches!(self, Family::Api | Family::Volumes | Family::Eviction)
+        matches!(self, Family::Api | Family::Volumes | Family::Eviction | Family::Claims)
     }
 
     /// What `--only` takes.
@@ -203,6 +217,7 @@ impl Family {
             Family::Volumes => "volumes",
             Family::Resources => "resources",
             Family::Eviction => "eviction",
+            Family::Claims => "claims",
         }
     }
 
@@ -247,11 +262,12 @@ pub enum Program {
     Driver,
     Plugin,
     Evictiond,
+    Dra(Dra),
 }
 
 impl Program {
     /// Those that a start of the machine brings up, in this order.
-    pub const ALL: [Program; 7] = [
+    pub const ALL: [Program; 9] = [
         Program::Syncd,
         Program::Statusd,
         Program::Volnetd,
@@ -259,6 +275,8 @@ impl Program {
         Program::Driver,
         Program::Plugin,
         Program::Evictiond,
+        Program::Dra(Dra::One),
+        Program::Dra(Dra::Two),
     ];
 
     /// As the story calls it.
@@ -271,6 +289,7 @@ impl Program {
             Program::Driver => "driver",
             Program::Plugin => "plugin",
             Program::Evictiond => "kubelet-evictiond",
+            Program::Dra(driver) => driver.short(),
         }
     }
 }
@@ -421,6 +440,10 @@ pub enum Deed {
     Disk {
         deed: DiskDeed,
     },
+    /// What comes up in family `claims` alone.
+    Claims {
+        deed: ClaimsDeed,
+    },
 }
 
 impl Deed {
@@ -462,12 +485,16 @@ impl Deed {
             Deed::StepClock { .. } => "step-clock",
             Deed::Pressure { deed } => deed.kind(),
             Deed::Disk { deed } => deed.kind(),
+            Deed::Claims { deed } => deed.kind(),
         }
     }
 
     /// It is part of the workload, and no fault.
     pub fn is_workload(&self) -> bool {
         if let Deed::Pressure { deed } = self {
+            return deed.is_workload();
+        }
+        if let Deed::Claims { deed } = self {
             return deed.is_workload();
         }
         matches!(
@@ -535,6 +562,7 @@ impl fmt::Display for Deed {
             Deed::StepClock { by } => write!(f, "the machine's clock is set by {by} ms"),
             Deed::Pressure { deed } => deed.fmt(f),
             Deed::Disk { deed } => deed.fmt(f),
+            Deed::Claims { deed } => deed.fmt(f),
         }
     }
 }
@@ -544,6 +572,9 @@ impl fmt::Display for Shape {
         write!(f, "restartPolicy {}, grace period {} s", self.restart_policy, self.grace)?;
         for claim in &self.claims {
             write!(f, "; claim {}", claim.name())?;
+        }
+        for claim in &self.device_claims {
+            write!(f, "; claim of devices {}", claim.name())?;
         }
         if let Some(asks) = &self.asks {
             asks.fmt(f)?;
@@ -600,8 +631,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The schedule of a seed. Without a wish for a family, most even seeds are about pods of the API server, the rest about the others
-    /// in turn.
+    /// The schedule of a seed. Without a wish for a family all take turns.
     pub fn of(seed: u64, only: Option<Family>) -> Self {
         let family = only.unwrap_or(match seed % 8 {
             1 => Family::Pods,
@@ -610,6 +640,7 @@ impl Schedule {
             5 => Family::Volumes,
             6 => Family::Eviction,
             7 => Family::Many,
+            2 => Family::Claims,
             _ => Family::Api,
         });
         let mut dice = Dice::of(seed, "schedule");
@@ -663,6 +694,14 @@ impl Schedule {
                 stops(&mut Dice::of(seed, "stopped"), &mut steps, family);
                 steps.retain(|step| !matches!(step.deed, Deed::StepClock { .. }));
                 crate::pressure_schedule::faults(&mut dice, &mut steps);
+            }
+            Family::Claims => {
+                crate::claims_schedule::workload(&mut dice, &mut steps);
+                faults(&mut dice, &mut steps);
+                api_faults(&mut dice, &mut steps);
+                stops(&mut Dice::of(seed, "stopped"), &mut steps, family);
+                steps.retain(|step| !matches!(step.deed, Deed::StepClock { .. }));
+                crate::claims_schedule::faults(&mut dice, &mut steps);
             }
         }
         crate::disk_schedule::faults(&mut Dice::of(seed, "disk"), &mut steps, family);
@@ -737,8 +776,7 @@ pub(crate) fn small(dice: &mut Dice) -> Shape {
         grace: dice.one_of(30, &[1, 2, 5, 10]),
         init,
         containers,
-        claims: Vec::new(),
-        asks: None,
+        ..Shape::default()
     }
 }
 
@@ -898,7 +936,7 @@ fn stops(dice: &mut Dice, steps: &mut Vec<Step>, family: Family) {
         let program = match (dice.below(4), family) {
             (0, _) => Program::Volnetd,
             (1, _) => Program::Runtime,
-            (2, Family::Api | Family::Volumes | Family::Eviction) => Program::Statusd,
+            (2, Family::Api | Family::Volumes | Family::Eviction | Family::Claims) => Program::Statusd,
             _ => Program::Syncd,
         };
         let lasts = dice.one_of(200, &[2_000, 15_000, 40_000]);

@@ -61,6 +61,8 @@ pub struct Model {
     pub driver_socket: PathBuf,
     /// Where the device plugin listens, if there is one.
     pub plugin_socket: PathBuf,
+    /// Where DRA drivers listen, if there are some: a folder.
+    pub drivers_folder: PathBuf,
     /// The socket of device plugins' registration. Bound once, as the real one is in one start of the kubelet.
     pub registrar: Arc<OwnedFd>,
 }
@@ -138,7 +140,7 @@ impl Model {
     async fn answer(&self, request: BrokerRequest) -> Result<Option<OwnedFd>, Status> {
         match request {
             BrokerRequest::Open(kind) => self.open(kind).map(Some),
-            BrokerRequest::PutState(kind, content) if self.world.lock().resources.on => {
+            BrokerRequest::PutState(kind, content) if self.keeps_files() => {
                 let content = bulkhead_sys::memfd::read_sealed(&content, STATE_BYTES_MAX).map_err(failed)?;
                 if self.world.lock().disk_is_full {
                     // As the real one (`bins/kubelet-volnetd/src/service/status.rs`).
@@ -153,6 +155,11 @@ impl Model {
             }
             _ => Ok(None),
         }
+    }
+
+    fn keeps_files(&self) -> bool {
+        let world = self.world.lock();
+        world.resources.on || world.claims.on
     }
 
     fn open(&self, kind: Kind) -> Result<OwnedFd, Status> {
@@ -209,6 +216,12 @@ impl Model {
                 }
                 _ => Status::unavailable(error.to_string()),
             });
+        }
+        let at = self.world.lock().claims.at(plugin);
+        if let Some(driver) = at {
+            let path = self.drivers_folder.join(format!("{}.sock", driver.name()));
+            let connected = std::os::unix::net::UnixStream::connect(path);
+            return connected.map(OwnedFd::from).map_err(|error| Status::unavailable(error.to_string()));
         }
         let is_known = plugin.registration == REGISTRATION || plugin.endpoint == csi_driver::endpoint();
         if !is_known || self.world.lock().volumes.socket == 0 {
@@ -273,7 +286,11 @@ impl Watches for Model {
             return Err(Status::invalid_argument("nothing is to be watched"));
         }
         if kind == api::WatchKind::Plugins {
-            world.volumes.watch(sender);
+            if world.claims.on {
+                world.claims.watch(sender);
+            } else {
+                world.volumes.watch(sender);
+            }
             return Ok(Response::new(Box::pin(UnboundedReceiverStream::new(receiver))));
         }
         // Who begins to watch looks at everything.

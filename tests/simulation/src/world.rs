@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use bulkhead_simulation_kernel as kernel;
 
+use crate::claims::Claims;
+use crate::claims_schedule::Dra;
 use crate::coverage::Coverage;
 use crate::dice::Dice;
 use crate::pressure::Pressure;
@@ -180,6 +182,7 @@ pub enum Command {
     KillDriver { down: u64 },
     KillPlugin { down: u64 },
     KillEvictiond { down: u64 },
+    KillDra { driver: Dra, down: u64 },
     RestartApi { down: u64 },
 }
 
@@ -209,6 +212,8 @@ pub struct World {
     pub volumes: Volumes,
     /// Devices and CPUs that containers have for themselves.
     pub resources: Resources,
+    /// Claims of drivers' devices.
+    pub claims: Claims,
     /// What the node is short of.
     pub pressure: Pressure,
     /// The node has a CSI driver.
@@ -276,6 +281,7 @@ impl Shared {
             volnetd_epoch: 1,
             volumes: Volumes::default(),
             resources: Resources::default(),
+            claims: Claims::default(),
             pressure: Pressure::default(),
             has_driver: false,
             wanted: BTreeMap::new(),

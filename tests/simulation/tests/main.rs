@@ -10,13 +10,14 @@ use bulkhead_simulation::schedule::{Family, Schedule};
 use bulkhead_simulation::search::{self, Plan};
 
 /// The seeds of the suite: as many as take some 10 s.
-const SEEDS: [(Family, u64); 6] = [
+const SEEDS: [(Family, u64); 7] = [
     (Family::Pods, 3),
     (Family::Probes, 2),
     (Family::Api, 1),
     (Family::Many, 1),
     (Family::Volumes, 1),
     (Family::Eviction, 1),
+    (Family::Claims, 1),
 ];
 
 fn program() -> &'static Path {

@@ -61,7 +61,12 @@ async fn answered(node: Arc<Node>, caller: Caller, request: BrokerRequest) -> Re
         BrokerRequest::Open(Kind::NodeLog(log)) => return opened_by_worker(&node, node_log(&log)?).await,
         BrokerRequest::Open(kind) => tokio::task::spawn_blocking(move || open::open(&node, caller, kind).map(Some)),
         BrokerRequest::PutState(kind, fd) => {
-            tokio::task::spawn_blocking(move || open::put_state(&node, kind, fd).map(|()| None))
+            // A write that its caller has given up may still be going on when the next one comes.
+            let lock = node.lock_state_file(kind).await?;
+            tokio::task::spawn_blocking(move || {
+                let _lock = lock;
+                open::put_state(&node, kind, fd).map(|()| None)
+            })
         }
         BrokerRequest::PutCredential(kind, fd) => {
             tokio::task::spawn_blocking(move || put_credential::put(&node, kind, fd).map(|()| None))

@@ -1,7 +1,7 @@
 //! Claims from the pod that names them to the container that has their devices, and back.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -54,8 +54,9 @@ pub struct DraManager {
     loaded: OnceCell<()>,
     /// One writes at a time: what is older may not come last.
     writing: tokio::sync::Mutex<()>,
-    /// The book is another one than the file.
-    unsaved: AtomicBool,
+    /// How often the book has changed, and up to which change the file has it.
+    changes: AtomicU64,
+    saved: AtomicU64,
     holds: Holds,
     health: Mutex<HealthBook>,
     health_loaded: OnceCell<()>,
@@ -96,7 +97,8 @@ impl DraManager {
             book: Mutex::default(),
             loaded: OnceCell::new(),
             writing: tokio::sync::Mutex::default(),
-            unsaved: AtomicBool::new(false),
+            changes: AtomicU64::new(0),
+            saved: AtomicU64::new(0),
             holds: Holds::default(),
             health: Mutex::default(),
             health_loaded: OnceCell::new(),
@@ -216,21 +218,21 @@ impl DraManager {
     /// Writes the book, if the file is another one.
     async fn save(&self) -> Result<(), String> {
         let _one = self.writing.lock().await;
-        if !self.unsaved.swap(false, Ordering::Relaxed) {
+        let changes = self.changes.load(Ordering::Relaxed);
+        if changes == self.saved.load(Ordering::Relaxed) {
             return Ok(());
         }
         let states = self.book().states();
-        let content = checkpoint::write(&states).map_err(|error| error.to_string());
-        let saved = match content {
-            Ok(content) => self.stores.claims.save(content).await.map_err(|error| error.to_string()),
-            Err(error) => Err(error),
-        };
-        saved.inspect_err(|_| self.unsaved.store(true, Ordering::Relaxed))
+        let content = checkpoint::write(&states).map_err(|error| error.to_string())?;
+        self.stores.claims.save(content).await.map_err(|error| error.to_string())?;
+        // Only now: who waits may go meanwhile.
+        self.saved.store(changes, Ordering::Relaxed);
+        Ok(())
     }
 
     fn change<T>(&self, how: impl FnOnce(&mut ClaimBook) -> T) -> T {
         let result = how(&mut self.book());
-        self.unsaved.store(true, Ordering::Relaxed);
+        self.changes.fetch_add(1, Ordering::Relaxed);
         result
     }
 

@@ -123,6 +123,9 @@ impl ClaimReader for Api {
 struct Disk {
     content: Arc<Mutex<Option<Vec<u8>>>>,
     fails: Arc<Mutex<bool>>,
+    hangs: Arc<Mutex<bool>>,
+    /// A write that hangs has begun.
+    begun: Arc<tokio::sync::Notify>,
 }
 
 impl Disk {
@@ -140,6 +143,11 @@ impl FileStore for Disk {
         async move {
             if *self.fails.lock().unwrap() {
                 return Err(std::io::Error::other("no space left").into());
+            }
+            let hangs = *self.hangs.lock().unwrap();
+            if hangs {
+                self.begun.notify_one();
+                std::future::pending::<()>().await;
             }
             *self.content.lock().unwrap() = Some(content);
             Ok(())
@@ -266,6 +274,25 @@ async fn a_claim_from_its_pod_to_its_containers_and_back() {
     *lab.disk.fails.lock().unwrap() = false;
     lab.manager.unprepare(&second).await.unwrap();
     assert_eq!(one.calls(), ["unprepare c"]);
+    assert!(lab.disk.text().contains(r#"\"ClaimInfoStateList\":[]"#), "{}", lab.disk.text());
+}
+
+/// A pod's end may be begun anew while what it has given back is being written, as when its grace period is cut short.
+#[tokio::test]
+async fn a_write_that_nobody_waits_for_any_more_is_written_with_the_next_one() {
+    let lab = Lab::new();
+    let (driver, _server) = lab.driver("d.test").await;
+    lab.api.put("c", "u", &["d.test"], &["p"]);
+    let p = pod("p", &["c"]);
+    lab.manager.prepare(&p).await.unwrap();
+    *lab.disk.hangs.lock().unwrap() = true;
+    tokio::select! {
+        done = lab.manager.unprepare(&p) => panic!("{done:?}"),
+        () = lab.disk.begun.notified() => {}
+    }
+    *lab.disk.hangs.lock().unwrap() = false;
+    lab.manager.unprepare(&p).await.unwrap();
+    assert_eq!(driver.calls(), ["prepare c", "unprepare c"], "the driver is not asked twice");
     assert!(lab.disk.text().contains(r#"\"ClaimInfoStateList\":[]"#), "{}", lab.disk.text());
 }
 

@@ -135,6 +135,7 @@ impl Subject {
                     kubeconfig: self.at("etc/kubelet.conf"),
                     driver_socket: self.at("driver.sock"),
                     plugin_socket: self.at("plugin.sock"),
+                    drivers_folder: self.folder.path().to_owned(),
                     registrar: registrar.clone(),
                 };
                 service.spawn(model::serve(model, listener, broker, users("/simulated".to_owned())));
