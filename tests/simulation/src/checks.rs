@@ -9,7 +9,7 @@ use crate::schedule::{CALM, ContainerShape, ProbeKind, SETTLING, Shape};
 use crate::world::{Container, State, Told, World, uid_of, version_of};
 
 /// Names of all checks, for the documentation and the mutants.
-pub const NAMES: [&str; 63] = [
+pub const NAMES: [&str; 69] = [
     "one-instance",
     "one-pod-a-name",
     "wanted-runs-on",
@@ -71,6 +71,12 @@ pub const NAMES: [&str; 63] = [
     "condition-stays",
     "pressure-admits",
     "pressure-acts",
+    "log-kept",
+    "log-files",
+    "log-size",
+    "log-place",
+    "log-ended",
+    "log-compressed",
     "no-panic",
     "no-end",
 ];
@@ -390,6 +396,7 @@ impl World {
         }
         if self.pressure.on {
             self.check_pressure_end();
+            self.check_logs_end();
         }
     }
 

@@ -15,6 +15,7 @@
 //! | [`resources`], [`resources_schedule`] | devices and CPUs of containers' own: what is true and must hold; workload and faults |
 //! | [`volumes`], [`volumes_schedule`] | volumes of claims: what is true and must hold; workload and faults |
 //! | [`pressure`], [`pressure_checks`], [`pressure_schedule`] | what the node is short of: what is true; what must hold; workload and faults |
+//! | [`logs`], [`logs_checks`] | files of containers' logs: what is true; what must hold |
 //! | [`walker`], [`relay`] | what kubelet-evictiond asks: a model of kubelet-walker; the way to kubelet-syncd |
 //! | [`observer`] | who listens to what is told |
 //! | [`process`] | a process that gets turns |
@@ -31,6 +32,8 @@ pub mod coverage;
 pub mod csi_driver;
 pub mod device_plugin;
 pub mod dice;
+pub mod logs;
+pub mod logs_checks;
 pub mod mutants;
 pub mod node;
 pub mod observer;

@@ -645,6 +645,8 @@ impl Schedule {
                 stops(&mut Dice::of(seed, "stopped"), &mut steps, family);
                 steps.retain(|step| !matches!(step.deed, Deed::StepClock { .. }));
                 crate::pressure_schedule::faults(&mut dice, &mut steps);
+                let logs = crate::logs::workload(&mut Dice::of(seed, "logs"), &mut steps);
+                plan = plan.map(|plan| Plan { logs, ..plan });
             }
         }
         steps.sort_by_key(|step| step.at);

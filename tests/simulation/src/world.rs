@@ -9,6 +9,7 @@ use bulkhead_simulation_kernel as kernel;
 
 use crate::coverage::Coverage;
 use crate::dice::Dice;
+use crate::logs::Logs;
 use crate::pressure::Pressure;
 use crate::resources::Resources;
 use crate::schedule::{Behaviour, CallFault, Peer, ProbeKind, Shape};
@@ -33,6 +34,8 @@ pub struct Sandbox {
     pub passed: BTreeSet<String>,
     /// Which life of kubelet-syncd has made it.
     pub life: u64,
+    /// It was made when nobody waited for that any more.
+    pub is_ghost: bool,
 }
 
 /// What a container does now.
@@ -202,6 +205,8 @@ pub struct World {
     pub cgroups: BTreeSet<String>,
     /// Folders of logs, by uid, with the highest number of a log of each container.
     pub logs: BTreeMap<String, BTreeMap<String, u32>>,
+    /// Files of the logs of containers.
+    pub log_files: Logs,
     pub volnetd_epoch: u64,
     /// Claims' volumes.
     pub volumes: Volumes,
@@ -267,6 +272,7 @@ impl Shared {
             folders: BTreeSet::new(),
             cgroups: BTreeSet::new(),
             logs: BTreeMap::new(),
+            log_files: Logs::default(),
             volnetd_epoch: 1,
             volumes: Volumes::default(),
             resources: Resources::default(),
@@ -417,6 +423,7 @@ impl World {
             sandbox.done.insert(name.clone());
         }
         self.past.entry(uid.clone()).or_default().ended.insert(name.clone(), code);
+        self.log_ends(id);
         self.resources_rest(&uid);
         self.exits.send_replace(());
         self.tell("runtime", format!("container {name} ({id}) of {} ends with {code}", self.short(&uid)));
