@@ -24,7 +24,7 @@ use crate::world::{Shared, Wanted};
 /// The port that the node's kubeconfig names.
 pub const PORT: u16 = 6443;
 /// The node's name, as the configuration for tests has it.
-pub(crate) const NODE: &str = "test-node";
+pub const NODE: &str = "test-node";
 const TOKEN: &str = "simulated";
 /// A connection's bytes that the model holds while they are under way.
 const BUFFER: usize = 64 << 10;
@@ -121,7 +121,10 @@ impl Model {
     }
 
     /// As the cluster's owner, past the wire. `body`: null for none.
-    pub(crate) fn request(&self, method: &str, path: &str, body: &Value) -> Result<Value, ApiError> {
+    ///
+    /// # Errors
+    /// It is refused.
+    pub fn request(&self, method: &str, path: &str, body: &Value) -> Result<Value, ApiError> {
         let body = if body.is_null() { String::new() } else { body.to_string() };
         self.server.ask(method, path, "application/json", body.as_bytes())
     }
@@ -202,7 +205,8 @@ impl Model {
         }
     }
 
-    pub(crate) fn patch(&self, path: &str, patch: &Value) {
+    /// Patches something as the cluster's owner (strategic merge); that it is refused is noted as a check that fails.
+    pub fn patch(&self, path: &str, patch: &Value) {
         let kind = "application/strategic-merge-patch+json";
         if let Err(refusal) = self.server.ask("PATCH", path, kind, patch.to_string().as_bytes()) {
             self.world.lock().breaks("no-end", format!("the model refuses a patch of {path}: {refusal}"));

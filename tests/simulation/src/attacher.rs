@@ -15,7 +15,7 @@ const VOLUMES: &str = "/api/v1/persistentvolumes";
 const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
 
 /// The VolumeAttachment's name, as upstream's controller computes it.
-fn attachment(handle: &str) -> String {
+pub fn attachment(handle: &str) -> String {
     let digest = Sha256::digest(format!("{handle}{DRIVER}{NODE}"));
     digest.iter().fold("csi-".to_owned(), |text, byte| format!("{text}{byte:02x}"))
 }

@@ -9,7 +9,7 @@ use crate::schedule::{CALM, ContainerShape, ProbeKind, SETTLING, Shape};
 use crate::world::{Container, State, Told, World, uid_of, version_of};
 
 /// Names of all checks, for the documentation and the mutants.
-pub const NAMES: [&str; 73] = [
+pub const NAMES: [&str; 79] = [
     "one-instance",
     "one-pod-a-name",
     "wanted-runs-on",
@@ -81,6 +81,12 @@ pub const NAMES: [&str; 73] = [
     "claim-in-use",
     "claims-as-desired",
     "claims-gone",
+    "log-kept",
+    "log-files",
+    "log-size",
+    "log-place",
+    "log-ended",
+    "log-compressed",
     "no-panic",
     "no-end",
 ];
@@ -409,6 +415,7 @@ impl World {
         }
         if self.pressure.on {
             self.check_pressure_end();
+            self.check_logs_end();
         }
     }
 

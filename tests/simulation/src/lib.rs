@@ -18,6 +18,7 @@
 //! | [`claims`], [`claims_schedule`] | claims of drivers' devices: what is true and must hold; workload and faults |
 //! | [`pressure`], [`pressure_checks`], [`pressure_schedule`] | what the node is short of: what is true; what must hold; workload and faults |
 //! | [`disk`], [`disk_schedule`] | state files: what is there after a power cut, what must hold; faults of the disk |
+//! | [`logs`], [`logs_checks`] | files of containers' logs: what is true; what must hold |
 //! | [`walker`], [`relay`] | what kubelet-evictiond asks: a model of kubelet-walker; the way to kubelet-syncd |
 //! | [`observer`] | who listens to what is told |
 //! | [`process`] | a process that gets turns |
@@ -40,6 +41,8 @@ pub mod dice;
 pub mod disk;
 pub mod disk_schedule;
 pub mod dra_driver;
+pub mod logs;
+pub mod logs_checks;
 pub mod mutants;
 pub mod node;
 pub mod observer;

@@ -150,10 +150,11 @@ fn find_mutants(matches: &clap::ArgMatches) -> Result<bool> {
     let mut all = true;
     for mutant in mutants::MUTANTS.iter().filter(|mutant| asked(mutant.name)) {
         let began = Instant::now();
-        // A mistake that has been found once may take thousands of seeds to be found again.
+        // A mistake that has been found once may take thousands of seeds to be found again. What was kept for it comes first.
         let same = kept.iter().filter(|(_, schedule)| mutant.only.is_none_or(|family| family == schedule.family));
+        let (own, others): (Vec<_>, Vec<_>) = same.partition(|(name, _)| name == mutant.name);
         let mut found_in = None;
-        for (name, schedule) in same {
+        for (name, schedule) in own.into_iter().chain(others) {
             let outcome = search::run(&program, schedule, Some(mutant.name))?;
             if let Some(check) = outcome.check() {
                 found_in = Some((name, check.to_owned()));
@@ -165,8 +166,8 @@ fn find_mutants(matches: &clap::ArgMatches) -> Result<bool> {
             println!("{:<16} {check:<20} kept {name} {seconds:>6.1} s  {}", mutant.name, mutant.mistake);
             continue;
         }
-        let plan =
-            Plan { only: mutant.only, first: 1, count: None, until: Some(began + MUTANT_TIME), jobs: 2, failures: 1 };
+        let until = Some(Instant::now() + MUTANT_TIME);
+        let plan = Plan { only: mutant.only, first: 1, count: None, until, jobs: 2, failures: 1 };
         let found = search::search(&program, plan, Some(mutant.name), |_| {})?;
         let seconds = began.elapsed().as_secs_f64();
         match found.failed.first() {
@@ -230,9 +231,10 @@ fn with_mutants() -> Result<PathBuf> {
         .status()
         .context("starting cargo")?;
     anyhow::ensure!(status.success(), "the copy with mutants cannot be built");
-    // The next build of the workspace puts its own there again.
     let program = target.join("mutants/simulate");
     std::fs::copy(built.join("simulate"), &program).context("keeping the program with mutants")?;
+    // To cargo the copy's packages are the workspace's own, built: without their source the next build of the workspace is one.
+    std::fs::remove_dir_all(&copy).context("removing the copy")?;
     Ok(program)
 }
 

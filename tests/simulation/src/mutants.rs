@@ -29,7 +29,7 @@ pub struct Mutant {
 }
 
 /// All of them, in the order of a pod's life.
-pub const MUTANTS: [Mutant; 81] = [
+pub const MUTANTS: [Mutant; 87] = [
     Mutant {
         name: "takes-over",
         mistake: "after a restart an edited manifest takes over the pod from before the edit, which still ends (as it was until this found it)",
@@ -687,6 +687,54 @@ pub const MUTANTS: [Mutant; 81] = [
         file: "shared/ipc/src/broker.rs",
         from: "() = hangs_up(socket) =>",
         to: "() = hangs_up(socket), if !MUTANT =>",
+    },
+    Mutant {
+        name: "runs-no-more",
+        mistake: "after a restart under pressure a pod that runs is judged by it once more",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-syncd/src/sync_loop/admission_queue.rs",
+        from: "let runs = !self.node.cache.get(uid).sandboxes.is_empty();",
+        to: "let runs = !MUTANT && !self.node.cache.get(uid).sandboxes.is_empty();",
+    },
+    Mutant {
+        name: "not-taken-back",
+        mistake: "a log for which the runtime has refused a new file does not get its name back",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-syncd/src/logs/rotate.rs",
+        from: "    match log.rename_back(&stamp).await {",
+        to: "    if MUTANT { return Err(LogError::Reopen(error)); }\n    match log.rename_back(&stamp).await {",
+    },
+    Mutant {
+        name: "never-opened",
+        mistake: "a log is rotated, and the runtime not asked for another file",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-syncd/src/logs/rotate.rs",
+        from: "    let Err(mut error) = reopen(log).await else { return Ok(stamp) };",
+        to: "    if MUTANT { return Ok(stamp); }\n    let Err(mut error) = reopen(log).await else { return Ok(stamp) };",
+    },
+    Mutant {
+        name: "asks-twice",
+        mistake: "a runtime that made a new file, and whose answer was lost, is asked for another one in its place",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-syncd/src/logs/rotate.rs",
+        from: "            Ok(true) => return Ok(stamp),\n            Ok(false) => match",
+        to: "            Ok(true) if !MUTANT => return Ok(stamp),\n            Ok(_) => match",
+    },
+    Mutant {
+        name: "logs-pile-up",
+        mistake: "the oldest rotated logs stay",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-evictiond/src/logs/plan.rs",
+        from: "    for _ in 0..excess {",
+        to: "    for _ in 0..if MUTANT { 0 } else { excess } {",
+    },
+    Mutant {
+        name: "newest-goes",
+        mistake: "the newest rotated log goes where the oldest one is to",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-evictiond/src/logs/plan.rs",
+        from: "let Some((stamp, forms)) = kept.pop_first() else { break };",
+        to: "let Some((stamp, forms)) = (if MUTANT { kept.pop_last() } else { kept.pop_first() }) else { break };",
     },
 ];
 

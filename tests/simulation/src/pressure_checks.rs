@@ -419,8 +419,17 @@ impl World {
         }
     }
 
-    /// The node's conditions keep it out, as kubelet-syncd has them now.
+    /// This life of kubelet-syncd had no reason to look at its conditions for this pod: the runtime had something of it when that life
+    /// began, or it has made something of it itself. What was asked for by a life that is over, and made later, nobody knew of.
+    fn was_admitted(&self, uid: &str) -> bool {
+        self.sandboxes_of(uid).any(|sandbox| sandbox.life < self.life || !sandbox.is_ghost)
+    }
+
+    /// The node's conditions keep it out, as kubelet-syncd has them now: it was nowhere when they were looked at.
     pub(crate) fn is_kept_out(&self, uid: &str) -> bool {
+        if self.was_admitted(uid) {
+            return false;
+        }
         let by = |condition: usize| self.pressure.admits_by.get(condition).is_some_and(|spell| spell.since.is_some());
         let asks = self.wanted_uid(uid).map(|(_, asks)| asks).filter(|asks| !asks.is_critical());
         asks.is_some_and(|asks| by(1) || by(2) || (by(0) && asks.is_best_effort()))
@@ -442,6 +451,11 @@ impl World {
             }
             return;
         };
+        // Its word may be of a life that is over, by the status that was written.
+        let is_new = self.objects.get(uid).is_some_and(|object| object.phase != "Failed");
+        if is_new && self.was_admitted(uid) {
+            return self.breaks("pressure-admits", format!("{name} is refused for {named:?}, and ran before"));
+        }
         if asks.is_critical() || (named == [0] && !asks.is_best_effort()) {
             let text = format!("{name} is refused for {:?}, which it does not suffer from", named);
             return self.breaks("pressure-admits", text);

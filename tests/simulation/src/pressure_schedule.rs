@@ -8,7 +8,8 @@ use bulkhead_types::GoDuration;
 use serde::{Deserialize, Serialize};
 
 use crate::dice::Dice;
-use crate::schedule::{CALM, Deed, Program, Shape, Step, small};
+use crate::logs::LogPlan;
+use crate::schedule::{CALM, CallFault, Deed, Peer, Program, Shape, Step, small};
 
 /// The priority from which on a pod is critical (upstream SystemCriticalPriority).
 pub const CRITICAL: i32 = 2_000_000_000;
@@ -119,6 +120,9 @@ pub struct Plan {
     pub transition: u64,
     /// `evictionMaxPodGracePeriod`, seconds.
     pub max_grace: u64,
+    /// What containers write, and when their logs are rotated. None: they write nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logs: Option<LogPlan>,
 }
 
 impl Plan {
@@ -147,7 +151,7 @@ impl Plan {
         }
         let separate_images = dice.percent(40);
         let (transition, max_grace) = (dice.one_of(10, &[30, 60]), dice.one_of(0, &[5, 20]));
-        Plan { separate_images, bounds, transition, max_grace }
+        Plan { separate_images, bounds, transition, max_grace, logs: None }
     }
 
     pub fn put_into(&self, config: &mut KubeletConfiguration) {
@@ -172,6 +176,12 @@ impl Plan {
         config.eviction_pressure_transition_period = GoDuration::from_secs(i64::try_from(self.transition).unwrap_or(0));
         config.eviction_max_pod_grace_period = i32::try_from(self.max_grace).unwrap_or(0);
         config.image_minimum_gc_age = GoDuration::ZERO;
+        if let Some(logs) = &self.logs {
+            config.container_log_max_size = logs.max_size.to_string();
+            config.container_log_max_files = i32::try_from(logs.max_files).ok();
+            config.container_log_monitor_interval =
+                Some(GoDuration::from_secs(i64::try_from(logs.interval).unwrap_or(i64::MAX)));
+        }
     }
 }
 
@@ -190,6 +200,8 @@ pub enum PressureDeed {
     Blind { lasts: u64 },
     /// kubelet-walker answers so much later for so many milliseconds.
     LateFigures { lasts: u64, by: u64 },
+    /// The next call of this peer that gives a container's log another file goes wrong.
+    Rotation { peer: Peer, fault: CallFault },
 }
 
 impl PressureDeed {
@@ -201,6 +213,7 @@ impl PressureDeed {
             PressureDeed::Break => "break",
             PressureDeed::Blind { .. } => "blind",
             PressureDeed::LateFigures { .. } => "late-figures",
+            PressureDeed::Rotation { .. } => "rotation",
         }
     }
 
@@ -224,6 +237,10 @@ impl fmt::Display for PressureDeed {
             PressureDeed::Blind { lasts } => write!(f, "nothing of the machine can be read for {lasts} ms"),
             PressureDeed::LateFigures { lasts, by } => {
                 write!(f, "kubelet-walker answers {by} ms later for {lasts} ms")
+            }
+            PressureDeed::Rotation { peer, fault } => {
+                let peer = crate::runtime::name_of(*peer);
+                write!(f, "the next call for another file of a log goes wrong: {fault:?} of {peer}")
             }
         }
     }

@@ -38,7 +38,11 @@ pub fn goes(world: &mut World) {
 
 /// Serves until it is dropped.
 pub async fn serve(model: Model, listener: std::os::unix::net::UnixListener) {
-    model.world.lock().runtime_is_away = false;
+    {
+        let mut world = model.world.lock();
+        world.runtime_is_away = false;
+        world.logs_are_opened_again();
+    }
     let Ok(listener) = UnixListener::from_std(listener) else { return };
     let runtime = RuntimeServiceServer::new(model.clone()).max_decoding_message_size(16 << 20);
     let images = ImageServiceServer::new(model);
@@ -501,6 +505,7 @@ fn run_pod_sandbox(world: &mut World, config: v1::PodSandboxConfig) -> Result<St
         ran: Default::default(),
         passed: Default::default(),
         life: world.life,
+        is_ghost: !world.is_waited_for,
     };
     let uid = metadata.uid.clone();
     world.check_sandbox(&uid);
@@ -593,6 +598,7 @@ fn start_container(world: &mut World, id: &str) -> Result<Behaviour, Status> {
     }
     let logs = world.logs.entry(container.uid().to_owned()).or_default();
     logs.insert(container.name().to_owned(), container.restart_count());
+    world.log_begins(id);
     if let Some(sandbox) = world.sandboxes.get_mut(&container.sandbox) {
         sandbox.ran.insert(container.name().to_owned());
     }
@@ -877,6 +883,20 @@ impl RuntimeService for Model {
         _: Request<v1::ListContainerStatsRequest>,
     ) -> Answer<v1::ListContainerStatsResponse> {
         self.ask(|world| Ok(world.container_stats())).await
+    }
+
+    async fn reopen_container_log(
+        &self,
+        request: Request<v1::ReopenContainerLogRequest>,
+    ) -> Answer<v1::ReopenContainerLogResponse> {
+        let id = request.into_inner().container_id;
+        self.world.lock().aim_fault(Peer::Runtime);
+        let (what, asked) = (format!("ReopenContainerLog {id}"), id.clone());
+        let done = self.change(what, move |world| world.reopen_log(&asked)).await;
+        if done.is_err() {
+            self.world.lock().reopen_was_refused(&id);
+        }
+        done.map(|_| Response::new(v1::ReopenContainerLogResponse {}))
     }
 
     async fn update_container_resources(

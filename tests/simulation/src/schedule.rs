@@ -694,6 +694,8 @@ impl Schedule {
                 stops(&mut Dice::of(seed, "stopped"), &mut steps, family);
                 steps.retain(|step| !matches!(step.deed, Deed::StepClock { .. }));
                 crate::pressure_schedule::faults(&mut dice, &mut steps);
+                let logs = crate::logs::workload(&mut Dice::of(seed, "logs"), &mut steps);
+                plan = plan.map(|plan| Plan { logs, ..plan });
             }
             Family::Claims => {
                 crate::claims_schedule::workload(&mut dice, &mut steps);

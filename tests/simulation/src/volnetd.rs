@@ -32,6 +32,7 @@ use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::{UnboundedReceiverStream, UnixListenerStream};
 use tonic::{Request, Response, Status};
 
+use crate::logs::Place;
 use crate::node::{POD_LOGS, PODS};
 use crate::runtime::change;
 use crate::schedule::Peer;
@@ -153,6 +154,15 @@ impl Model {
                 };
                 change(&self.world, &self.machine, Peer::Volnetd, what, put).await
             }
+            BrokerRequest::LinkCompressedLog(log, _) => {
+                let place = Place::of(log.pod, log.container, log.restart_count)?;
+                let what = format!("LinkCompressedLog of {}", place.container);
+                let link = move |world: &mut World| {
+                    world.link_compressed(&place, &log.stamp, log.plain_bytes)?;
+                    Ok(None)
+                };
+                change(&self.world, &self.machine, Peer::Volnetd, what, link).await
+            }
             _ => Ok(None),
         }
     }
@@ -185,6 +195,26 @@ impl Model {
                 Err(error) => Err(Status::unavailable(error.to_string())),
             },
             Kind::PluginSocket(plugin) => self.plugin_socket(&plugin),
+            Kind::ContainerLog(log) => {
+                let place = Place::of(log.pod, log.container, log.restart_count)?;
+                let is_there = self.world.lock().has_current_log(&place);
+                // Nobody reads it, but whether it is there.
+                let file = bulkhead_sys::memfd::sealed("log", &[]).map_err(failed)?;
+                is_there.then_some(file).ok_or_else(|| Status::not_found("there is no current log"))
+            }
+            Kind::RotatedLog(log) if log.pick() == api::rotated_log::Pick::Plain => {
+                let place = Place::of(log.pod, log.container, log.restart_count)?;
+                let bytes = self.world.lock().plain_log(&place, &log.stamp)?;
+                let content = vec![b'.'; usize::try_from(bytes).unwrap_or(0)];
+                let mut file = std::fs::File::from(bulkhead_sys::memfd::sealed("log", &content).map_err(failed)?);
+                file.rewind().map_err(failed)?;
+                Ok(file.into())
+            }
+            Kind::CompressedLog(log) => {
+                let place = Place::of(log.pod, log.container, log.restart_count)?;
+                self.world.lock().plain_log(&place, &log.stamp)?;
+                rustix::fs::memfd_create("compressed", rustix::fs::MemfdFlags::CLOEXEC).map_err(failed)
+            }
             Kind::Manifest(manifest) if manifest.name.is_empty() => folder(&self.manifests),
             Kind::Manifest(manifest) => match std::fs::File::open(self.manifests.join(&manifest.name)) {
                 Ok(file) => Ok(file.into()),
@@ -463,7 +493,10 @@ impl Files for Model {
         &self,
         request: Request<api::RemoveContainerLogRequest>,
     ) -> Answer<api::RemoveContainerLogReply> {
-        self.guard(request.into_inner().guard.as_ref())?;
+        let request = request.into_inner();
+        let place = Place::of(request.pod, request.container, request.restart_count)?;
+        self.guard(request.guard.as_ref())?;
+        self.world.lock().remove_log(&place, &request.container_id);
         Ok(Response::new(api::RemoveContainerLogReply {}))
     }
 
@@ -476,16 +509,55 @@ impl Files for Model {
             for uid in &gone {
                 world.check_removal(uid, "the folder of logs");
                 world.logs.remove(uid);
+                world.log_files.of.retain(|_, log| log.uid != *uid);
             }
             Ok(api::PruneLogsReply { removed: gone })
         })
         .await
     }
 
-    absent! {
-        rotate_container_log(RotateContainerLogRequest) -> RotateContainerLogReply;
-        restore_container_log(RestoreContainerLogRequest) -> RestoreContainerLogReply;
-        remove_rotated_logs(RemoveRotatedLogsRequest) -> RemoveRotatedLogsReply;
+    async fn rotate_container_log(
+        &self,
+        request: Request<api::RotateContainerLogRequest>,
+    ) -> Answer<api::RotateContainerLogReply> {
+        let request = request.into_inner();
+        let place = Place::of(request.pod, request.container, request.restart_count)?;
+        self.guard(request.guard.as_ref())?;
+        self.world.lock().aim_fault(Peer::Volnetd);
+        self.change(format!("RotateContainerLog of {}", place.container), move |world| {
+            let stamp = world.rotate_log(&place)?;
+            Ok(api::RotateContainerLogReply { stamp })
+        })
+        .await
+    }
+
+    async fn restore_container_log(
+        &self,
+        request: Request<api::RestoreContainerLogRequest>,
+    ) -> Answer<api::RestoreContainerLogReply> {
+        let request = request.into_inner();
+        let place = Place::of(request.pod, request.container, request.restart_count)?;
+        self.guard(request.guard.as_ref())?;
+        self.world.lock().aim_fault(Peer::Volnetd);
+        self.change(format!("RestoreContainerLog of {}", place.container), move |world| {
+            let restored = world.restore_log(&place, &request.stamp)?;
+            Ok(api::RestoreContainerLogReply { restored })
+        })
+        .await
+    }
+
+    async fn remove_rotated_logs(
+        &self,
+        request: Request<api::RemoveRotatedLogsRequest>,
+    ) -> Answer<api::RemoveRotatedLogsReply> {
+        let request = request.into_inner();
+        let place = Place::of(request.pod, request.container, request.restart_count)?;
+        self.guard(request.guard.as_ref())?;
+        self.change(format!("RemoveRotatedLogs of {}", place.container), move |world| {
+            world.remove_rotated(&place, &request.files)?;
+            Ok(api::RemoveRotatedLogsReply {})
+        })
+        .await
     }
 }
 

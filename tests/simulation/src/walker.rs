@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bulkhead_ipc::common::walk_request::What;
 use bulkhead_ipc::common::{
-    ContainerLogFigures, ContainerLogFiles, FileSystemFigures, FolderFigures, PodLogFigures, WalkReply, WalkRequest,
+    ContainerLogFigures, FileSystemFigures, FolderFigures, PodLogFigures, WalkReply, WalkRequest,
 };
 use bulkhead_sys::{async_fd, scm};
 use bulkhead_worker::Message;
@@ -71,10 +71,10 @@ fn answer(world: &World, request: &Message) -> WalkReply {
             };
             WalkReply { pod_logs: Some(pod_logs), ..WalkReply::default() }
         }
-        // No log is so large that it is rotated: what a pod writes is counted by its folder.
+        // How much of a disk logs take is another figure ([`crate::pressure`]): what is rotated is far less.
         Some(What::ContainerLogs(asked)) => {
-            let one = ContainerLogFiles { known: true, current_bytes: Some(0), ..ContainerLogFiles::default() };
-            WalkReply { container_logs: vec![one; asked.logs.len()], ..WalkReply::default() }
+            let container_logs = asked.logs.iter().map(|log| world.log_figures(log)).collect();
+            WalkReply { container_logs, ..WalkReply::default() }
         }
         Some(What::Volumes(_)) => WalkReply::default(),
         None => error("no request"),

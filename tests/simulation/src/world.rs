@@ -11,6 +11,7 @@ use crate::claims::Claims;
 use crate::claims_schedule::Dra;
 use crate::coverage::Coverage;
 use crate::dice::Dice;
+use crate::logs::Logs;
 use crate::pressure::Pressure;
 use crate::resources::Resources;
 use crate::schedule::{Behaviour, CallFault, Peer, ProbeKind, Shape};
@@ -35,6 +36,8 @@ pub struct Sandbox {
     pub passed: BTreeSet<String>,
     /// Which life of kubelet-syncd has made it.
     pub life: u64,
+    /// It was made when nobody waited for that any more.
+    pub is_ghost: bool,
 }
 
 /// What a container does now.
@@ -207,6 +210,8 @@ pub struct World {
     pub cgroups: BTreeSet<String>,
     /// Folders of logs, by uid, with the highest number of a log of each container.
     pub logs: BTreeMap<String, BTreeMap<String, u32>>,
+    /// Files of the logs of containers.
+    pub log_files: Logs,
     pub volnetd_epoch: u64,
     /// Claims' volumes.
     pub volumes: Volumes,
@@ -278,6 +283,7 @@ impl Shared {
             folders: BTreeSet::new(),
             cgroups: BTreeSet::new(),
             logs: BTreeMap::new(),
+            log_files: Logs::default(),
             volnetd_epoch: 1,
             volumes: Volumes::default(),
             resources: Resources::default(),
@@ -434,6 +440,7 @@ impl World {
         // One that is to restart, for its probe has failed, does so whatever it ends with, as with upstream (computePodActions).
         let noted = if code == 0 && is_stopped { 143 } else { code };
         self.past.entry(uid.clone()).or_default().ended.insert(name.clone(), noted);
+        self.log_ends(id);
         self.resources_rest(&uid);
         self.exits.send_replace(());
         self.tell("runtime", format!("container {name} ({id}) of {} ends with {code}", self.short(&uid)));

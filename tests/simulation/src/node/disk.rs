@@ -205,6 +205,7 @@ impl Node {
                 Program::Driver => Command::KillDriver { down },
                 Program::Plugin => Command::KillPlugin { down },
                 Program::Evictiond => Command::KillEvictiond { down },
+                Program::Dra(driver) => Command::KillDra { driver, down },
             };
             self.command(command);
             // Who was away comes no sooner.

@@ -57,6 +57,7 @@ impl Evictiond {
     ) -> Result<Self> {
         {
             let mut world = world.lock();
+            world.log_files.plan = plan.logs.clone();
             world.pressure.begin(plan, &folder.join("machine"))?;
             world.images.extend(OLD_IMAGES.map(|(name, _)| name.to_owned()));
             world.note_pressure();
@@ -156,6 +157,7 @@ impl Node {
         if evictiond.next_look <= kernel::now() {
             evictiond.next_look = kernel::now() + LOOK;
             world.check_pressure();
+            world.check_logs();
         }
     }
 
@@ -174,6 +176,7 @@ impl Node {
             PressureDeed::Break => world.pressure.breaks.send_modify(|count| *count += 1),
             PressureDeed::Blind { lasts } => world.pressure.blind(time(lasts)),
             PressureDeed::LateFigures { lasts, by } => world.pressure.late_figures(time(lasts), time(by)),
+            PressureDeed::Rotation { peer, fault } => world.rotation_fails(*peer, *fault),
         }
     }
 }

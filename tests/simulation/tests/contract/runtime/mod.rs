@@ -3,6 +3,7 @@
 mod events;
 mod images;
 mod life;
+mod logs;
 mod refusals;
 mod restart;
 mod stop;
@@ -35,6 +36,8 @@ async fn hold(subject: &Subject) -> Result<()> {
         events::an_event_says_what_the_pod_is_then,
         restart::a_sandbox_dies,
         restart::containers_run_on,
+        logs::a_log_that_was_renamed,
+        logs::logs_are_opened_again,
     )
 }
 

@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use bulkhead_cri::v1;
 use bulkhead_cri::v1::image_service_client::ImageServiceClient;
 use bulkhead_cri::v1::runtime_service_client::RuntimeServiceClient;
+use bulkhead_simulation::logs::Place;
 use bulkhead_simulation::node::POD_LOGS;
 use bulkhead_simulation::runtime::{self as model, Model};
 use bulkhead_simulation::schedule::{Behaviour, ContainerShape, ProbeKind, ProbeShape, Shape};
@@ -285,6 +286,29 @@ impl Subject {
         Ok(self.runtime.clone().exec_sync(timed(request)).await?.into_inner().exit_code)
     }
 
+    pub async fn reopen(&self, id: &str) -> Result<(), Status> {
+        let request = v1::ReopenContainerLogRequest { container_id: id.to_owned() };
+        self.runtime.clone().reopen_container_log(timed(request)).await.map(drop)
+    }
+
+    /// Whether the log of a pod's first container `main` has a file to be written to.
+    pub fn has_log(&self, pod: &Pod<'_>) -> Result<bool> {
+        match &self.kind {
+            Kind::Model { world, .. } => Ok(world.lock().has_current_log(&pod.place())),
+            Kind::Containerd(_) => std::fs::exists(pod.log()).context("looking for a log"),
+        }
+    }
+
+    /// It is given another name, as a kubelet does.
+    pub fn rename_log(&self, pod: &Pod<'_>) -> Result<()> {
+        match &self.kind {
+            Kind::Model { world, .. } => Ok(world.lock().rotate_log(&pod.place()).map(drop)?),
+            Kind::Containerd(_) => {
+                std::fs::rename(pod.log(), pod.log().with_extension("log.20260101-000000")).context("renaming a log")
+            }
+        }
+    }
+
     pub async fn put_on_cpus(&self, id: &str, cpus: &str) -> Result<(), Status> {
         let linux = v1::LinuxContainerResources { cpuset_cpus: cpus.to_owned(), ..Default::default() };
         let request = v1::UpdateContainerResourcesRequest {
@@ -334,6 +358,16 @@ impl Pod<'_> {
         if let Some(metadata) = &mut self.config.metadata {
             metadata.attempt = attempt;
         }
+    }
+
+    /// The first log of its container `main`.
+    fn log(&self) -> PathBuf {
+        Path::new(&self.config.log_directory).join("main/0.log")
+    }
+
+    fn place(&self) -> Place {
+        let uid = self.config.metadata.as_ref().map(|metadata| metadata.uid.clone()).unwrap_or_default();
+        Place { uid, container: "main".to_owned(), number: 0 }
     }
 
     pub async fn sandbox(&self) -> Result<String, Status> {

@@ -2,6 +2,7 @@
 
 mod guards;
 mod pods;
+mod rotation;
 mod sockets;
 mod subject;
 mod volumes;
@@ -26,6 +27,7 @@ async fn hold(subject: &Subject) -> Result<()> {
         sockets::each_watch_begins_with_all_there_is,
         sockets::a_plugin_comes_and_comes_again,
         sockets::what_the_broker_opens,
+        rotation::a_logs_names,
     )
 }
 

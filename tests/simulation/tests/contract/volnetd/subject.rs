@@ -20,6 +20,7 @@ use bulkhead_ipc::volnetd::csi_client::CsiClient;
 use bulkhead_ipc::volnetd::files_client::FilesClient;
 use bulkhead_ipc::volnetd::volumes_client::VolumesClient;
 use bulkhead_ipc::volnetd::watches_client::WatchesClient;
+use bulkhead_simulation::logs::Place;
 use bulkhead_simulation::volnetd::{self as model, Model};
 use bulkhead_simulation::volumes::REGISTRATION;
 use bulkhead_simulation::world::Shared;
@@ -239,6 +240,24 @@ impl Subject {
                     std::fs::remove_dir(path).context("removing what was mounted over")?;
                 }
                 Ok(())
+            }
+        }
+    }
+
+    /// The runtime makes a container's first log file, or another one.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn log_comes(&self, uid: &str, container: &str) -> Result<()> {
+        match &self.kind {
+            Kind::Model { world, .. } => {
+                let place = Place { uid: uid.to_owned(), container: container.to_owned(), number: 0 };
+                world.lock().log_comes(&place);
+                Ok(())
+            }
+            Kind::Real { .. } => {
+                let folder = self.at("pod-logs").join(format!("default_pod_{uid}")).join(container);
+                std::fs::write(folder.join("0.log"), "line").context("writing a log")
             }
         }
     }
