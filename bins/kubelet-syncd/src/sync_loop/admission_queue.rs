@@ -7,6 +7,7 @@
 //! A pod that the runtime shows as over (`restartPolicy` Never or OnFailure, after a restart of this process) is not judged: refused,
 //! it would lose what tells that it has run, and run once more after the next restart. Its worker ends it as one that has just ended.
 
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,6 +58,8 @@ enum Pending {
         /// The pod is admitted but for this, and counts.
         given: bool,
     },
+    /// What a plugin is still allocating for a pod that was removed.
+    Return,
 }
 
 impl Pending {
@@ -64,13 +67,13 @@ impl Pending {
     fn until(&self) -> Option<Instant> {
         match self {
             Pending::Room { until, .. } | Pending::Labels { until, .. } => Some(*until),
-            Pending::Resources { .. } => None,
+            Pending::Resources { .. } | Pending::Return => None,
         }
     }
 
     /// The pod does not use the node yet.
     fn is_undecided(&self) -> bool {
-        matches!(self, Pending::Labels { .. } | Pending::Resources { given: false, .. })
+        matches!(self, Pending::Labels { .. } | Pending::Resources { given: false, .. } | Pending::Return)
     }
 }
 
@@ -187,13 +190,25 @@ impl SyncLoop {
         let amount = |n: u64| Quantity::from_i64(i64::try_from(n).unwrap_or(i64::MAX));
         node.allocatable.extend(given.map(|(resource, n)| (resource, amount(n))));
         let (settings, context) = (&self.admission_queue.settings, self.admission_context(uid));
+        let is_short = Cell::new(false);
         let give = || {
             let given = self.node.container_manager.admit(pod);
-            given.map_err(|refusal| Rejection::new(refusal.reason, refusal.message))
+            given.map_err(|refusal| {
+                is_short.set(true);
+                Rejection::new(refusal.reason, refusal.message)
+            })
         };
         match admission::admit_and_give(pod, &others, &node, settings, context, give) {
             Decision::Admit => self.complete_admission(uid, pod, now),
             Decision::Preempt { victims, resource } => self.preempt(uid, victims, &resource, now),
+            // What it lacks may be what comes back: upstream's loop, which waits for each answer of a plugin, has it by now.
+            Decision::Reject(_) if is_short.get() && self.is_something_coming_back() => {
+                self.take_back(uid);
+                self.node
+                    .hub
+                    .why(uid, "waits for a plugin that allocates devices for a pod that was removed".to_owned());
+                self.admission_queue.pending.insert(uid.clone(), Pending::Return);
+            }
             Decision::Reject(rejection) => self.reject(uid, pod, &rejection, now),
             Decision::RejectByLabels(rejection) => {
                 let wait = match (self.node.config.is_standalone(), self.admission_queue.pending.get(uid)) {
@@ -254,8 +269,8 @@ impl SyncLoop {
         let Waited { uid, ticket, outcome } = waited;
         match self.admission_queue.pending.get(&uid) {
             Some(Pending::Resources { ticket: current, .. }) if *current == ticket => {}
-            // The pod has gone another way since.
-            _ => return,
+            // The pod has gone another way since. What it was given is nobody's from now on.
+            _ => return self.decide_on_those_that_wait_for_returns(),
         }
         let now = Instant::now();
         let Some(pod) = self.desired.get(&uid).map(|d| d.pod.clone()) else {
@@ -269,6 +284,22 @@ impl SyncLoop {
         }
     }
 
+    /// A plugin is still allocating for a pod that no source names any more.
+    fn is_something_coming_back(&self) -> bool {
+        self.admission_queue.waits.completing().any(|uid| self.desired.get(uid).is_none())
+    }
+
+    fn decide_on_those_that_wait_for_returns(&mut self) {
+        let pending = self.admission_queue.pending.iter().filter(|(_, why)| matches!(why, Pending::Return));
+        let waiting: Vec<PodUid> = pending.map(|(uid, _)| uid.clone()).collect();
+        for uid in waiting {
+            match self.desired.get(&uid).map(|d| d.pod.clone()) {
+                Some(pod) => self.decide_admission(&uid, &pod, Instant::now()),
+                None => drop(self.admission_queue.forget(&uid)),
+            }
+        }
+    }
+
     /// What containers have for themselves that are of no pod any more is taken back. `admitted`: a pod that is just being decided on.
     pub(super) fn remove_stale_resources(&self, admitted: Option<&PodUid>) {
         if !self.node.volnetd.authority().sources_ready() {
@@ -278,8 +309,9 @@ impl SyncLoop {
             let Ok(uid) = PodUid::parse(uid) else { return false };
             let runs = self.node.cache.get(&uid).running().next().is_some();
             let Some(desired) = self.desired.get(&uid) else {
-                // Known to the runtime alone, or removed: until its containers have ended.
-                return runs || self.workers.lifecycle(&uid).is_some_and(|at| at < Lifecycle::Terminated);
+                // Known to the runtime alone, or removed: until its containers have ended, and no plugin allocates for it.
+                let ends = self.workers.lifecycle(&uid).is_some_and(|at| at < Lifecycle::Terminated);
+                return runs || ends || self.admission_queue.waits.completing().any(|other| *other == uid);
             };
             let has = |name: &str| {
                 containers(&desired.pod).iter().chain(init_containers(&desired.pod)).any(|c| c.name == name)
@@ -439,7 +471,7 @@ impl SyncLoop {
                     }
                 }
                 Pending::Labels { .. } if over => asked.push(uid.clone()),
-                Pending::Labels { .. } | Pending::Resources { .. } => {}
+                Pending::Labels { .. } | Pending::Resources { .. } | Pending::Return => {}
             }
         }
         for (uid, late) in ready {

@@ -63,6 +63,9 @@ pub(super) struct Housekeeping {
     links: bool,
     /// Pods that ended while a source named them: their dead containers, logs and folders stay until no source does.
     ended: HashSet<PodUid>,
+    /// Pods that have finished while a source named them, and whose folders and cgroups may still be there, as of one that ran before
+    /// a restart and was refused after it: a prune spares them for as long as a source names them.
+    left: HashSet<PodUid>,
     /// Pods whose former life is being collected.
     collected: Collected,
 }
@@ -78,6 +81,7 @@ impl Housekeeping {
             logs: true,
             links: true,
             ended: HashSet::new(),
+            left: HashSet::new(),
             collected: Collected::default(),
         }
     }
@@ -151,6 +155,8 @@ impl SyncLoop {
     pub(super) fn collect_ended(&mut self, uid: PodUid) {
         if self.desired.get(&uid).is_none() {
             self.housekeeping.prune |= self.housekeeping.ended.remove(&uid);
+        } else {
+            self.housekeeping.left.insert(uid.clone());
         }
         let node = self.node.clone();
         // Taken here: a pod of the same uid that begins anew must not lose what it makes meanwhile.
@@ -214,6 +220,9 @@ impl SyncLoop {
         for uid in removed {
             self.collect_ended(uid);
         }
+        let before = self.housekeeping.left.len();
+        self.housekeeping.left.retain(|uid| known.contains_key(uid) || desired.contains(uid));
+        self.housekeeping.prune |= self.housekeeping.left.len() < before;
         // A desired pod loses its worker only to begin anew: what it ended as does not count any more.
         for uid in desired.iter().filter(|uid| !known.contains_key(*uid) && !self.admission_queue.is_not_admitted(uid))
         {
