@@ -312,11 +312,16 @@ where
     reply(socket, caller.uid, id, outcome).await;
 }
 
-/// Until the caller has closed its end, or sends what nobody asked it for. Its request is dropped then, as one of gRPC is: it may
-/// have asked for something else since, which this must not undo.
+/// Until the caller has closed its end. Its request is dropped then, as one of gRPC is: it may have asked for something else since,
+/// which this must not undo. What it sends that nobody asked it for stays unread.
 async fn hangs_up(socket: &AsyncFd<OwnedFd>) {
-    // Whatever else comes of it is the end, too.
-    let _ = socket.async_io(Interest::READABLE, |fd| bulkhead_sys::scm::peek(fd)).await;
+    loop {
+        let Ok(mut ready) = socket.readable().await else { return };
+        if ready.ready().is_read_closed() {
+            return;
+        }
+        ready.clear_ready();
+    }
 }
 
 async fn reply(socket: &AsyncFd<OwnedFd>, uid: u32, id: u64, outcome: Result<Option<OwnedFd>, tonic::Status>) {

@@ -133,10 +133,6 @@ impl CrashLoopBackOff {
     /// Whether a container that ended at `finished` has to wait at `now`.
     pub fn held_back(&self, key: &str, finished: SystemTime, now: SystemTime) -> Option<HeldBack> {
         let entry = self.entries.get(key)?;
-        if expired(entry, finished) {
-            return None;
-        }
-        let delay = Duration::from_millis(entry.delay_ms).min(self.max);
         let raised = UNIX_EPOCH + Duration::from_millis(entry.updated_ms);
         let since = match finished {
             finished if finished <= now => finished,
@@ -145,6 +141,10 @@ impl CrashLoopBackOff {
             _ if raised <= now => raised,
             _ => return None,
         };
+        if expired(entry, since) {
+            return None;
+        }
+        let delay = Duration::from_millis(entry.delay_ms).min(self.max);
         let until = since + delay;
         (now < until).then_some(HeldBack { delay, until })
     }
@@ -153,7 +153,7 @@ impl CrashLoopBackOff {
     pub fn next(&mut self, key: &str, finished: SystemTime, now: SystemTime) -> Undo {
         let (initial, max) = (millis(self.initial), millis(self.max));
         let delay_ms = match self.entries.get(key) {
-            Some(entry) if !expired(entry, finished) => entry.delay_ms.saturating_mul(2).min(max),
+            Some(entry) if !expired(entry, finished.min(now)) => entry.delay_ms.saturating_mul(2).min(max),
             _ => initial,
         };
         let previous = self.entries.insert(key.to_owned(), Entry { delay_ms, updated_ms: since_epoch(now) });
