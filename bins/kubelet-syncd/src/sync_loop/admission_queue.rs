@@ -256,8 +256,11 @@ impl SyncLoop {
         self.admission_queue.pending.insert(uid.clone(), Pending::Resources { ticket, given: true });
     }
 
-    /// The pod never ran, and gives back what the container manager gave it.
+    /// The pod never ran, and gives back what the container manager gave it; while a plugin still allocates for it, once that is over.
     pub(super) fn take_back(&self, uid: &PodUid) {
+        if self.admission_queue.waits.completing().any(|other| other == uid) {
+            return;
+        }
         let runtime = self.node.cache.get(uid);
         if runtime.sandboxes.is_empty() && runtime.containers.is_empty() {
             self.node.container_manager.take_back(uid);
@@ -270,7 +273,12 @@ impl SyncLoop {
         match self.admission_queue.pending.get(&uid) {
             Some(Pending::Resources { ticket: current, .. }) if *current == ticket => {}
             // The pod has gone another way since. What it was given is nobody's from now on.
-            _ => return self.decide_on_those_that_wait_for_returns(),
+            _ => {
+                if self.desired.get(&uid).is_none() && self.workers.lifecycle(&uid).is_none() {
+                    self.take_back(&uid);
+                }
+                return self.decide_on_those_that_wait_for_returns();
+            }
         }
         let now = Instant::now();
         let Some(pod) = self.desired.get(&uid).map(|d| d.pod.clone()) else {
