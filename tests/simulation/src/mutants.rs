@@ -369,8 +369,8 @@ pub const MUTANTS: [Mutant; 87] = [
         mistake: "what a removed pod has is free while it still ends",
         only: Some(Family::Resources),
         file: "bins/kubelet-syncd/src/sync_loop/admission_queue.rs",
-        from: "return runs || self.workers.lifecycle(&uid).is_some_and(|at| at < Lifecycle::Terminated);",
-        to: "return !MUTANT && (runs || self.workers.lifecycle(&uid).is_some_and(|at| at < Lifecycle::Terminated));",
+        from: "return runs || ends || self",
+        to: "return !MUTANT && (runs || ends) || self",
     },
     Mutant {
         name: "devices-stay",
