@@ -169,24 +169,7 @@ impl fmt::Display for ClaimsDeed {
 /// Pods come early, share claims, end, are replaced by others of their names, and are deleted by force; claims are made anew.
 pub(crate) fn workload(dice: &mut Dice, steps: &mut Vec<Step>) {
     let calm = u64::try_from(CALM.as_millis()).unwrap_or(u64::MAX);
-    for number in 0..dice.between(1, 4) {
-        let pod = format!("k{number}");
-        let mut at = if dice.percent(30) { 0 } else { dice.below(calm / 3) };
-        steps.push(Step { at, deed: Deed::Create { pod: pod.clone(), shape: with_claims(dice) } });
-        for _ in 0..dice.below(5) {
-            at += if dice.percent(30) { dice.between(1, 200) } else { dice.between(200, calm / 3) };
-            if at >= calm {
-                break;
-            }
-            let deed = match dice.below(8) {
-                0..=2 => Deed::Delete { pod: pod.clone(), grace: None },
-                3 => Deed::Delete { pod: pod.clone(), grace: Some(dice.one_of(0, &[0, 1, 5])) },
-                4 => Deed::Create { pod: pod.clone(), shape: with_claims(dice) },
-                _ => Deed::Replace { pod: pod.clone(), shape: with_claims(dice), force: dice.percent(40) },
-            };
-            steps.push(Step { at, deed });
-        }
-    }
+    crate::volumes_schedule::lives(dice, steps, "k", 40, with_claims);
     if dice.percent(30) {
         for _ in 0..dice.between(1, 3) {
             let claim = dice.one_of(DeviceClaim::One, &[DeviceClaim::Two, DeviceClaim::Both]);

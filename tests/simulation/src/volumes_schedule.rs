@@ -71,11 +71,16 @@ pub enum DriverFault {
 
 /// Pods come early, share claims, end, are replaced by others of their names, and are deleted by force.
 pub(crate) fn workload(dice: &mut Dice, steps: &mut Vec<Step>) {
+    lives(dice, steps, "v", 30, with_claims);
+}
+
+/// The lives of pods whose names begin with `prefix`: of those that are replaced, so many per cent are by force.
+pub(crate) fn lives(dice: &mut Dice, steps: &mut Vec<Step>, prefix: &str, force: u64, made: fn(&mut Dice) -> Shape) {
     let calm = u64::try_from(CALM.as_millis()).unwrap_or(u64::MAX);
     for number in 0..dice.between(1, 4) {
-        let pod = format!("v{number}");
+        let pod = format!("{prefix}{number}");
         let mut at = if dice.percent(30) { 0 } else { dice.below(calm / 3) };
-        steps.push(Step { at, deed: Deed::Create { pod: pod.clone(), shape: with_claims(dice) } });
+        steps.push(Step { at, deed: Deed::Create { pod: pod.clone(), shape: made(dice) } });
         for _ in 0..dice.below(5) {
             at += if dice.percent(30) { dice.between(1, 200) } else { dice.between(200, calm / 3) };
             if at >= calm {
@@ -84,8 +89,8 @@ pub(crate) fn workload(dice: &mut Dice, steps: &mut Vec<Step>) {
             let deed = match dice.below(8) {
                 0..=2 => Deed::Delete { pod: pod.clone(), grace: None },
                 3 => Deed::Delete { pod: pod.clone(), grace: Some(dice.one_of(0, &[0, 1, 5])) },
-                4 => Deed::Create { pod: pod.clone(), shape: with_claims(dice) },
-                _ => Deed::Replace { pod: pod.clone(), shape: with_claims(dice), force: dice.percent(30) },
+                4 => Deed::Create { pod: pod.clone(), shape: made(dice) },
+                _ => Deed::Replace { pod: pod.clone(), shape: made(dice), force: dice.percent(force) },
             };
             steps.push(Step { at, deed });
         }

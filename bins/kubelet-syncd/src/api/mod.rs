@@ -1,5 +1,5 @@
-//! The API server as kubelet-syncd uses it: what it reads there for its pods, and nothing that it writes (TokenRequest
-//! apart, which only asks).
+//! The API server as kubelet-syncd uses it: what it reads there for its pods, and nothing that it writes
+//! (TokenRequest and SelfSubjectAccessReview apart, which only ask).
 //!
 //! | module | decides |
 //! |---|---|
