@@ -368,9 +368,12 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
     ) {
         for container in init_containers(pod) {
             let instances = status.containers.iter().filter(|s| s.name == container.name && which(s.state));
-            for instance in instances.skip(keep) {
+            // The oldest goes first, and what is newer stays where it cannot go: whoever looks meanwhile takes the newest that is
+            // left for the last.
+            for instance in instances.skip(keep).collect::<Vec<_>>().into_iter().rev() {
                 if let Err(error) = self.remove_container(identity, instance, false).await {
                     tracing::warn!(pod = %identity, container = %container.name, %error, "cannot remove init container");
+                    break;
                 }
             }
         }

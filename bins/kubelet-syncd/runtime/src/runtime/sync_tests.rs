@@ -238,10 +238,18 @@ async fn init_containers_first_and_alone() {
     assert_eq!(w.fake.cri(), ["ImageStatus i"], "no other starts after a failed init container");
     let mut older = container_status("i", RunState::Exited, 0);
     older.id = ContainerId::parse("i-old").unwrap();
-    let s =
-        status(vec![container_status("j", RunState::Running, 0), container_status("i", RunState::Exited, 0), older]);
+    let mut oldest = older.clone();
+    oldest.id = ContainerId::parse("i-oldest").unwrap();
+    let (running, newest) = (container_status("j", RunState::Running, 0), container_status("i", RunState::Exited, 0));
+    let s = status(vec![running, newest, older, oldest]);
     w.sync(&p, &s).await;
-    assert_eq!(w.fake.take(), ["remove log i 0 i-old", "RemoveContainer i-old"]);
+    assert_eq!(
+        w.fake.take(),
+        ["remove log i 0 i-oldest", "RemoveContainer i-oldest", "remove log i 0 i-old", "RemoveContainer i-old"]
+    );
+    w.fake.fail("RemoveContainer i-oldest", Code::Unknown, "busy");
+    w.sync(&p, &s).await;
+    assert_eq!(w.fake.cri(), ["RemoveContainer i-oldest"], "one that is newer stays as long as an older one does");
 }
 
 #[tokio::test]
