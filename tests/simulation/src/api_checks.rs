@@ -94,6 +94,7 @@ impl World {
         let uid = text(&pod["metadata"]["uid"]);
         let mut now = object_of(pod);
         let before = self.objects.get(&uid).cloned();
+        self.check_ends(pod);
         if !now.is_mirror {
             if let Some(before) = &before {
                 self.check_forward(&uid, before, &now);

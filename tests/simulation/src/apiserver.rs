@@ -271,7 +271,7 @@ impl Model {
     pub fn look(&self, seen: &mut Seen) -> bool {
         self.look_at_requests(seen);
         let version = seen.version;
-        let mut nodes = Vec::new();
+        let (mut nodes, mut events) = (Vec::new(), Vec::new());
         let changes: Vec<_> = self.server.with_store(|store| {
             seen.version = store.version();
             let changes = |plural: &str| {
@@ -279,6 +279,7 @@ impl Model {
                 changes.map(|changes| changes.cloned().collect::<Vec<_>>()).unwrap_or_default()
             };
             nodes = changes("nodes");
+            events = changes("events");
             changes("pods")
         });
         let mut world = self.world.lock();
@@ -287,6 +288,9 @@ impl Model {
         }
         for change in nodes {
             world.check_node(&change.object.value);
+        }
+        for change in events {
+            world.check_event(&change.object.value);
         }
         seen.version != version
     }

@@ -9,7 +9,7 @@ use crate::schedule::{CALM, ContainerShape, ProbeKind, SETTLING, Shape};
 use crate::world::{Container, State, Told, World, uid_of, version_of};
 
 /// Names of all checks, for the documentation and the mutants.
-pub const NAMES: [&str; 79] = [
+pub const NAMES: [&str; 82] = [
     "one-instance",
     "one-pod-a-name",
     "wanted-runs-on",
@@ -87,6 +87,9 @@ pub const NAMES: [&str; 79] = [
     "log-place",
     "log-ended",
     "log-compressed",
+    "oom-told",
+    "end-as-it-was",
+    "back-off",
     "no-panic",
     "no-end",
 ];
@@ -138,6 +141,7 @@ impl World {
         self.check_volumes_first(&this, &shape);
         self.check_resources(&this);
         self.check_claims_first(&this, &shape);
+        self.check_back_off(&this);
         let is_regular = shape.containers.iter().any(|container| container.name == name);
         if is_regular && !past.unsure.contains(&name) {
             match (shape.restart_policy.as_str(), past.ended.get(&name)) {
@@ -412,6 +416,9 @@ impl World {
         }
         if self.claims.on {
             self.check_claims_end();
+        }
+        if self.memory.on {
+            self.check_memory_end();
         }
         if self.pressure.on {
             self.check_pressure_end();

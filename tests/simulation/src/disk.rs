@@ -109,6 +109,7 @@ impl World {
         self.cgroups.clear();
         self.resources.reboot();
         self.pressure.reboot();
+        self.memory.reboot();
     }
 }
 

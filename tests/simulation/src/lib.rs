@@ -17,6 +17,8 @@
 //! | [`volumes`], [`volumes_schedule`] | volumes of claims: what is true and must hold; workload and faults |
 //! | [`claims`], [`claims_schedule`] | claims of drivers' devices: what is true and must hold; workload and faults |
 //! | [`pressure`], [`pressure_checks`], [`pressure_schedule`] | what the node is short of: what is true; what must hold; workload and faults |
+//! | [`memory`], [`memory_schedule`] | what the kernel kills for want of memory: its log, how containers have ended, what must hold; what comes to an end |
+//! | [`back_off`] | pauses between restarts |
 //! | [`disk`], [`disk_schedule`] | state files: what is there after a power cut, what must hold; faults of the disk |
 //! | [`logs`], [`logs_checks`] | files of containers' logs: what is true; what must hold |
 //! | [`walker`], [`relay`] | what kubelet-evictiond asks: a model of kubelet-walker; the way to kubelet-syncd |
@@ -31,6 +33,7 @@ pub mod allocator;
 pub mod api_checks;
 pub mod apiserver;
 pub mod attacher;
+pub mod back_off;
 pub mod checks;
 pub mod claims;
 pub mod claims_schedule;
@@ -43,6 +46,8 @@ pub mod disk_schedule;
 pub mod dra_driver;
 pub mod logs;
 pub mod logs_checks;
+pub mod memory;
+pub mod memory_schedule;
 pub mod mutants;
 pub mod node;
 pub mod observer;

@@ -94,6 +94,8 @@ pub struct LogFile {
     pub from: u64,
     /// None: the runtime writes into it.
     pub to: Option<u64>,
+    /// It was made when nobody waited for that any more: whoever asks for the next one cannot know of it.
+    pub is_ghost: bool,
 }
 
 /// The log of one container.
@@ -254,7 +256,7 @@ impl World {
             rate: self.log_files.rate(id),
             began: kernel::now(),
             ended: None,
-            files: vec![LogFile { name: Name::Current, from: 0, to: None }],
+            files: vec![LogFile { name: Name::Current, from: 0, to: None, is_ghost: false }],
             astray: None,
             renamed_in: 0,
             refused: None,
@@ -265,7 +267,7 @@ impl World {
     /// A file into which nobody writes, for whoever asks without a runtime.
     pub fn log_comes(&mut self, place: &Place) {
         let Place { uid, container, number } = place.clone();
-        let file = LogFile { name: Name::Current, from: 0, to: Some(0) };
+        let file = LogFile { name: Name::Current, from: 0, to: Some(0), is_ghost: false };
         if let Some(log) = self.log_files.at(&uid, &container, number) {
             return log.files.push(file);
         }
@@ -310,7 +312,7 @@ impl World {
         let before = log.named(Name::Current);
         if let Some(place) = before.filter(|_| replaces) {
             let lost = log.files.remove(place);
-            if log.size(&lost) > 0 {
+            if log.size(&lost) > 0 && !lost.is_ghost {
                 let (size, container) = (log.size(&lost), log.container.clone());
                 self.lines_go(&format!(
                     "{size} bytes of the log of {container}, in place of which the runtime makes a file"
@@ -320,7 +322,7 @@ impl World {
         let Some(log) = self.log_files.of.get_mut(id) else { return };
         if !log.has_current() {
             log.files.iter_mut().filter(|file| file.to.is_none()).for_each(|file| file.to = Some(written));
-            log.files.push(LogFile { name: Name::Current, from: written, to: None });
+            log.files.push(LogFile { name: Name::Current, from: written, to: None, is_ghost: !self.is_waited_for });
         }
         log.settle();
     }

@@ -29,7 +29,7 @@ pub struct Mutant {
 }
 
 /// All of them, in the order of a pod's life.
-pub const MUTANTS: [Mutant; 87] = [
+pub const MUTANTS: [Mutant; 92] = [
     Mutant {
         name: "takes-over",
         mistake: "after a restart an edited manifest takes over the pod from before the edit, which still ends (as it was until this found it)",
@@ -727,6 +727,46 @@ pub const MUTANTS: [Mutant; 87] = [
         file: "bins/kubelet-evictiond/src/logs/plan.rs",
         from: "    for _ in 0..excess {",
         to: "    for _ in 0..if MUTANT { 0 } else { excess } {",
+    },
+    Mutant {
+        name: "killed-is-error",
+        mistake: "of a container that was killed for want of memory it is not told why it ended",
+        only: Some(Family::Api),
+        file: "bins/kubelet-syncd/runtime/src/status/containers.rs",
+        from: "reason: some(instance.reason.clone()),",
+        to: "reason: some(if MUTANT && instance.exit_code == 137 { \"Error\".to_owned() } else { instance.reason.clone() }),",
+    },
+    Mutant {
+        name: "same-pause",
+        mistake: "pauses between restarts do not grow",
+        only: Some(Family::Pods),
+        file: "bins/kubelet-syncd/runtime/src/runtime/backoff.rs",
+        from: "entry.delay_ms.saturating_mul(2).min(max),",
+        to: "entry.delay_ms.saturating_mul(if MUTANT { 1 } else { 2 }).min(max),",
+    },
+    Mutant {
+        name: "kill-untold",
+        mistake: "a kill of which kubelet-syncd could not be told counts as told",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-evictiond/src/oom/watch.rs",
+        from: "OOM: not told yet: {}\", status.message());\n                    return false;",
+        to: "OOM: not told yet: {}\", status.message());\n                    if !MUTANT {\n                        return false;\n                    }",
+    },
+    Mutant {
+        name: "kill-unread",
+        mistake: "a start reads the kernel's log from its end on (as upstream's may)",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-evictiond/src/oom/watch.rs",
+        from: "    watch.parts.log.rewind()?;",
+        to: "    watch.parts.log.rewind()?;\n    while MUTANT && watch.parts.log.read(&mut watch.buffer)? != Read::Nothing {}",
+    },
+    Mutant {
+        name: "kill-by-each",
+        mistake: "each process of a group that ends as a whole counts as a kill of its own",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-evictiond/src/oom/kill.rs",
+        from: "        let begun = self.begun.take()?;",
+        to: "        let begun = if MUTANT { self.begun.take().unwrap_or_default() } else { self.begun.take()? };",
     },
     Mutant {
         name: "newest-goes",

@@ -3,6 +3,7 @@
 mod claims;
 mod disk;
 mod evictiond;
+mod memory;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
@@ -730,6 +731,9 @@ impl Node {
             return;
         }
         (seat.back, seat.stopped) = (Some(now + Duration::from_millis(down)), None);
+        if matches!(command, Command::KillSyncd { .. }) {
+            self.note_told_kills();
+        }
         let mut world = self.world.lock();
         if !matches!(command, Command::KillPlugin { .. }) {
             world.resources.disturb();
@@ -856,7 +860,11 @@ impl Node {
                 let mut world = self.world.lock();
                 (world.weather.slow_until, world.weather.slow_by) = (until(lasts), *by);
             }
-            Deed::StepClock { by } => kernel::step_wall_clock(*by),
+            Deed::StepClock { by } => {
+                self.world.lock().back_off.clock_was_set = true;
+                kernel::step_wall_clock(*by);
+            }
+            Deed::Memory { deed } => self.do_memory_step(*deed),
             Deed::Pressure { deed } => self.do_pressure_step(deed),
             Deed::Disk { deed } => self.do_disk_step(deed)?,
             Deed::Claims { deed } => self.do_claims_step(deed),
@@ -942,31 +950,6 @@ impl Node {
             world.resources.sicken(pick, true);
             world.tell("plugin", format!("device {id} is healthy"));
         });
-    }
-
-    fn exit(&self, pick: u64, code: i32, out_of_memory: bool) {
-        let running: Vec<String> = {
-            let world = self.world.lock();
-            world
-                .containers
-                .values()
-                .filter(|c| c.state == crate::world::State::Running)
-                .map(|c| c.id.clone())
-                .collect()
-        };
-        let place = usize::try_from(pick.checked_rem(running.len() as u64).unwrap_or(0)).unwrap_or(0);
-        let (Some(id), Some(machine)) = (running.get(place), self.machine.handle()) else { return };
-        let reason = if out_of_memory { "OOMKilled" } else { "" };
-        runtime::ended(&self.world, &machine, id, if out_of_memory { 137 } else { code }, reason);
-    }
-
-    fn sandbox_dies(&self, pick: u64) {
-        let world = self.world.lock();
-        let ready: Vec<String> = world.sandboxes.values().filter(|s| s.ready).map(|s| s.id.clone()).collect();
-        let place = usize::try_from(pick.checked_rem(ready.len() as u64).unwrap_or(0)).unwrap_or(0);
-        let (Some(id), Some(machine)) = (ready.get(place), self.machine.handle()) else { return };
-        drop(world);
-        runtime::sandbox_dies(&self.world, &machine, id);
     }
 }
 

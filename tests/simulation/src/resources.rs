@@ -137,6 +137,11 @@ impl Resources {
         self.disturbed = Some(kernel::now());
     }
 
+    /// When something was last not as it should be.
+    pub fn disturbed(&self) -> Option<Duration> {
+        self.disturbed
+    }
+
     pub fn take_fault(&mut self) -> Option<PluginFault> {
         let fault = (!self.faults.is_empty()).then(|| self.faults.remove(0))?;
         self.disturb();

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::claims_schedule::{ClaimsDeed, DeviceClaim, Dra};
 use crate::dice::Dice;
 use crate::disk_schedule::DiskDeed;
+use crate::memory_schedule::MemoryDeed;
 use crate::pressure_schedule::{Asks, Plan, PressureDeed};
 use crate::resources_schedule::PluginFault;
 use crate::volumes_schedule::{Claim, DriverFault};
@@ -440,6 +441,10 @@ pub enum Deed {
     Disk {
         deed: DiskDeed,
     },
+    /// What the kernel kills for want of memory.
+    Memory {
+        deed: MemoryDeed,
+    },
     /// What comes up in family `claims` alone.
     Claims {
         deed: ClaimsDeed,
@@ -485,6 +490,7 @@ impl Deed {
             Deed::StepClock { .. } => "step-clock",
             Deed::Pressure { deed } => deed.kind(),
             Deed::Disk { deed } => deed.kind(),
+            Deed::Memory { deed } => deed.kind(),
             Deed::Claims { deed } => deed.kind(),
         }
     }
@@ -562,6 +568,7 @@ impl fmt::Display for Deed {
             Deed::StepClock { by } => write!(f, "the machine's clock is set by {by} ms"),
             Deed::Pressure { deed } => deed.fmt(f),
             Deed::Disk { deed } => deed.fmt(f),
+            Deed::Memory { deed } => deed.fmt(f),
             Deed::Claims { deed } => deed.fmt(f),
         }
     }
@@ -707,6 +714,7 @@ impl Schedule {
             }
         }
         crate::disk_schedule::faults(&mut Dice::of(seed, "disk"), &mut steps, family);
+        crate::memory_schedule::faults(&mut Dice::of(seed, "memory"), &mut steps, family);
         steps.sort_by_key(|step| step.at);
         Schedule { seed, family, plan, steps }
     }

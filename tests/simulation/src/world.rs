@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use bulkhead_simulation_kernel as kernel;
 
+use crate::back_off::BackOff;
 use crate::claims::Claims;
 use crate::claims_schedule::Dra;
 use crate::coverage::Coverage;
 use crate::dice::Dice;
 use crate::logs::Logs;
+use crate::memory::Memory;
 use crate::pressure::Pressure;
 use crate::resources::Resources;
 use crate::schedule::{Behaviour, CallFault, Peer, ProbeKind, Shape};
@@ -221,6 +223,9 @@ pub struct World {
     pub claims: Claims,
     /// What the node is short of.
     pub pressure: Pressure,
+    /// What the kernel has killed for want of memory, and how containers have ended.
+    pub memory: Memory,
+    pub back_off: BackOff,
     /// The node has a CSI driver.
     pub has_driver: bool,
     pub wanted: BTreeMap<String, Wanted>,
@@ -289,6 +294,8 @@ impl Shared {
             resources: Resources::default(),
             claims: Claims::default(),
             pressure: Pressure::default(),
+            memory: Memory::default(),
+            back_off: BackOff::default(),
             has_driver: false,
             wanted: BTreeMap::new(),
             past: BTreeMap::new(),
@@ -430,6 +437,8 @@ impl World {
             ("", _) => "Error".to_owned(),
             (other, _) => other.to_owned(),
         };
+        self.back_off.ends(container);
+        self.memory.ends(id, code, &container.reason);
         let is_stopped = container.is_stopped;
         let (name, uid, sandbox) = (container.name().to_owned(), container.uid().to_owned(), container.sandbox.clone());
         if code == 0

@@ -1,8 +1,9 @@
 //! The kernel's log as an open descriptor of `/dev/kmsg`. Who holds it for us opened it: a process without privileges may not where
 //! `kernel.dmesg_restrict` is set. The descriptor's place in the log is shared with whoever holds it, so that it outlives us.
 
+use std::fs::File;
 use std::future::Future;
-use std::io;
+use std::io::{self, Seek as _, SeekFrom};
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
@@ -56,8 +57,8 @@ impl Kmsg {
 
 impl KernelLog for Kmsg {
     fn rewind(&mut self) -> io::Result<()> {
-        rustix::fs::seek(self.0.get_ref(), rustix::fs::SeekFrom::Start(0))?;
-        Ok(())
+        // A copy of the descriptor has the same place in the log.
+        File::from(self.0.get_ref().try_clone()?).seek(SeekFrom::Start(0)).map(drop)
     }
 
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<Read> {

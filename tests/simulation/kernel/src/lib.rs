@@ -1,6 +1,6 @@
 //! The clock, random numbers and waiting of a thread that is simulated, below the standard library (decision 88).
 //!
-//! This crate defines twelve functions of the C library under their own names. A program that links it calls these instead, also
+//! This crate defines thirteen functions of the C library under their own names. A program that links it calls these instead, also
 //! where the standard library, tokio or a crate of strangers asks:
 //!
 //! | function | in the simulated thread, after [`begin`] | else |
@@ -11,6 +11,7 @@
 //! | `open64`, `opendir` | files that were [`replace`]d are others, for its threads too | the kernel's |
 //! | `getsockopt` | the user at the other end of a socket is the one that it has bound its name to ([`name_of_user`]) | the kernel's |
 //! | `socket`, `connect` | a stream to a port that has a [`route`] is a Unix socket | the kernel's |
+//! | `lseek64` | the beginning of a log of the kernel's that is given as a socket is where that stands | the kernel's |
 //! | `write`, `fsync`, `fdatasync` | below folders that are [`kept`](keep): account of what is durable, no room, failures; for its threads too | the kernel's |
 //! | `pthread_create` | the new thread runs only while the simulated one waits in `epoll_wait`, one after the other | the kernel's |
 //!
@@ -21,6 +22,7 @@
 mod disk;
 mod files;
 mod network;
+mod places;
 mod random;
 mod threads;
 mod users;
@@ -82,7 +84,7 @@ pub fn begin(seed: u64) {
 }
 
 /// Addresses of the functions that stand in for the C library's.
-fn linked() -> [usize; 12] {
+fn linked() -> [usize; 13] {
     [
         clock_gettime as *const () as usize,
         epoll_wait as *const () as usize,
@@ -96,6 +98,7 @@ fn linked() -> [usize; 12] {
         files::open64 as *const () as usize,
         files::opendir as *const () as usize,
         users::getsockopt as *const () as usize,
+        places::lseek64 as *const () as usize,
     ]
 }
 

@@ -142,7 +142,8 @@ impl Node {
             DiskDeed::Full { lasts } => {
                 kernel::fill(true);
                 self.disk.full = Some(now + Duration::from_millis(*lasts));
-                self.world.lock().disk_is_full = true;
+                let mut world = self.world.lock();
+                (world.disk_is_full, world.memory.disk_was_full) = (true, true);
             }
             DiskDeed::Slow { lasts, by } => {
                 self.disk.slow = Some((now + Duration::from_millis(*lasts), Duration::from_millis(*by)));

@@ -58,6 +58,7 @@ impl Evictiond {
         {
             let mut world = world.lock();
             world.log_files.plan = plan.logs.clone();
+            world.memory.on = true;
             world.pressure.begin(plan, &folder.join("machine"))?;
             world.images.extend(OLD_IMAGES.map(|(name, _)| name.to_owned()));
             world.note_pressure();
@@ -90,7 +91,8 @@ impl Evictiond {
         disk.next_state(Program::Evictiond, folder, self.lives, &self.state)?;
         self.lives += 1;
         let socket = self.socket.try_clone().context("passing the socket")?.into();
-        let listeners = [("grpc".to_owned(), socket)].into();
+        let kernel_log = world.lock().memory.open().context("opening the kernel's log")?;
+        let listeners = [("grpc".to_owned(), socket), ("kmsg".to_owned(), kernel_log)].into();
         let daemon = Daemon::new(Name::Evictiond, self.config.clone(), listeners, Applied::default(), None);
         let daemon = Arc::new(daemon.map_err(|message| anyhow!(message))?);
         let shared = world.clone();

@@ -1,0 +1,104 @@
+//! Containers and sandboxes that end by nobody's wish, and kills for want of memory.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::Node;
+use crate::memory_schedule::{MemoryDeed, Victim};
+use crate::runtime;
+use crate::world::{Command, State};
+
+/// Where kubelet-syncd keeps which kill it has told of last.
+const TOLD: &str = "out-of-memory.json";
+
+/// One of them, by a number that picks it.
+fn pick<T: Clone>(all: &[T], pick: u64) -> Option<T> {
+    let place = usize::try_from(pick.checked_rem(all.len() as u64)?).ok()?;
+    all.get(place).cloned()
+}
+
+impl Node {
+    pub(super) fn exit(&self, number: u64, code: i32, out_of_memory: bool) {
+        let (Some(id), Some(machine)) = (self.running(number), self.machine.handle()) else { return };
+        let reason = if out_of_memory { "OOMKilled" } else { "" };
+        runtime::ended(&self.world, &machine, &id, if out_of_memory { 137 } else { code }, reason);
+    }
+
+    pub(super) fn sandbox_dies(&self, number: u64) {
+        let (Some(id), Some(machine)) = (self.ready_sandbox(number), self.machine.handle()) else { return };
+        runtime::sandbox_dies(&self.world, &machine, &id);
+    }
+
+    fn running(&self, number: u64) -> Option<String> {
+        let world = self.world.lock();
+        let running = world.containers.values().filter(|container| container.state == State::Running);
+        pick(&running.map(|container| container.id.clone()).collect::<Vec<_>>(), number)
+    }
+
+    fn ready_sandbox(&self, number: u64) -> Option<String> {
+        let world = self.world.lock();
+        let ready = world.sandboxes.values().filter(|sandbox| sandbox.ready);
+        pick(&ready.map(|sandbox| sandbox.id.clone()).collect::<Vec<_>>(), number)
+    }
+
+    pub(super) fn do_memory_step(&mut self, deed: MemoryDeed) {
+        match deed {
+            MemoryDeed::Limit { pick, late } => self.kill_container(pick, true, late),
+            MemoryDeed::Machine { victim: Victim::Container, pick, .. } => self.kill_container(pick, false, 0),
+            MemoryDeed::Machine { victim: Victim::Shim, pick, .. } => {
+                let (Some(sandbox), Some(machine)) = (self.ready_sandbox(pick), self.machine.handle()) else { return };
+                self.world.lock().kill(Victim::Shim.process(), None, false);
+                runtime::sandbox_dies(&self.world, &machine, &sandbox);
+            }
+            MemoryDeed::Machine { victim, down, .. } => {
+                let command = match victim {
+                    Victim::Syncd => Command::KillSyncd { down },
+                    Victim::Statusd => Command::KillStatusd { down },
+                    Victim::Evictiond => Command::KillEvictiond { down },
+                    Victim::Volnetd => Command::RestartVolnetd { down },
+                    Victim::Runtime | Victim::Container | Victim::Shim => Command::RestartRuntime { down },
+                };
+                // Nobody kills who is not there.
+                if self.is_there(command) {
+                    self.world.lock().kill(victim.process(), None, false);
+                    self.command(command);
+                }
+            }
+        }
+    }
+
+    fn is_there(&self, command: Command) -> bool {
+        let cluster = self.cluster.as_ref();
+        let seat = match command {
+            Command::KillSyncd { .. } => Some(&self.syncd),
+            Command::KillStatusd { .. } => cluster.map(|cluster| &cluster.statusd),
+            Command::KillEvictiond { .. } => self.evictiond.as_ref().map(|evictiond| &evictiond.seat),
+            Command::RestartVolnetd { .. } => Some(&self.volnetd),
+            _ => Some(&self.runtime),
+        };
+        seat.is_some_and(|seat| seat.process.is_some())
+    }
+
+    fn kill_container(&self, number: u64, is_limit: bool, late: u64) {
+        let (Some(id), Some(machine)) = (self.running(number), self.machine.handle()) else { return };
+        self.world.lock().kill_container(&id, is_limit);
+        runtime::ended(&self.world, &machine, &id, 137, if late == 0 { "OOMKilled" } else { "" });
+        if late > 0 {
+            let world = self.world.clone();
+            machine.spawn(async move {
+                tokio::time::sleep(Duration::from_millis(late)).await;
+                world.lock().learns_of_memory(&id);
+            });
+        }
+    }
+
+    /// kubelet-syncd ends: what it has taken and nobody has from it is told by nobody else.
+    pub(super) fn note_told_kills(&self) {
+        let Ok(state) = self.state.lock() else { return };
+        let kept = std::fs::read(state.join(TOLD)).ok();
+        let kept = kept.and_then(|kept| serde_json::from_slice::<Value>(&kept).ok());
+        let of_boot = kept.filter(|kept| kept["boot_id"] == self.config.boot_id.as_str());
+        self.world.lock().memory.syncd_ends(of_boot.and_then(|kept| kept["sequence"].as_u64()));
+    }
+}
