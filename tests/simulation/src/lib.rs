@@ -19,6 +19,7 @@
 //! | [`pressure`], [`pressure_checks`], [`pressure_schedule`] | what the node is short of: what is true; what must hold; workload and faults |
 //! | [`memory`], [`memory_schedule`] | what the kernel kills for want of memory: its log, how containers have ended, what must hold; what comes to an end |
 //! | [`back_off`] | pauses between restarts |
+//! | [`versions`], [`versions_schedule`], [`gateway`] | what passes between processes of different versions; who is replaced; who stands between them |
 //! | [`disk`], [`disk_schedule`] | state files: what is there after a power cut, what must hold; faults of the disk |
 //! | [`logs`], [`logs_checks`] | files of containers' logs: what is true; what must hold |
 //! | [`walker`], [`relay`] | what kubelet-evictiond asks: a model of kubelet-walker; the way to kubelet-syncd |
@@ -44,6 +45,7 @@ pub mod dice;
 pub mod disk;
 pub mod disk_schedule;
 pub mod dra_driver;
+pub mod gateway;
 pub mod logs;
 pub mod logs_checks;
 pub mod memory;
@@ -62,6 +64,8 @@ pub mod resources_schedule;
 pub mod runtime;
 pub mod schedule;
 pub mod search;
+pub mod versions;
+pub mod versions_schedule;
 pub mod volnetd;
 pub mod volnetd_csi;
 pub mod volumes;

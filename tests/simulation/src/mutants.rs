@@ -29,7 +29,7 @@ pub struct Mutant {
 }
 
 /// All of them, in the order of a pod's life.
-pub const MUTANTS: [Mutant; 92] = [
+pub const MUTANTS: [Mutant; 93] = [
     Mutant {
         name: "takes-over",
         mistake: "after a restart an edited manifest takes over the pod from before the edit, which still ends (as it was until this found it)",
@@ -727,6 +727,14 @@ pub const MUTANTS: [Mutant; 92] = [
         file: "bins/kubelet-evictiond/src/logs/plan.rs",
         from: "    for _ in 0..excess {",
         to: "    for _ in 0..if MUTANT { 0 } else { excess } {",
+    },
+    Mutant {
+        name: "asks-at-once",
+        mistake: "what kubelet-volnetd of the version before cannot list is asked for again without a pause",
+        only: Some(Family::Pods),
+        file: "bins/kubelet-syncd/volume-manager/src/manager.rs",
+        from: "let _ = tokio::time::timeout(LIST_AGAIN, epoch.changed()).await;",
+        to: "if !MUTANT {\n                            let _ = tokio::time::timeout(LIST_AGAIN, epoch.changed()).await;\n                        }",
     },
     Mutant {
         name: "killed-is-error",

@@ -4,6 +4,7 @@ mod claims;
 mod disk;
 mod evictiond;
 mod memory;
+mod versions;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
@@ -102,6 +103,8 @@ pub struct Node {
     /// When faults end that are left over.
     calm: Option<Duration>,
     disk: Disk,
+    /// Somebody stands between the processes, as they may be of different versions.
+    is_mixed: bool,
 }
 
 /// What a node with an API server has beside.
@@ -398,7 +401,7 @@ impl Node {
         };
         let mut steps = schedule.steps.clone();
         steps.reverse();
-        Ok(Node {
+        let mut node = Node {
             world,
             config,
             folder: folder.to_owned(),
@@ -419,7 +422,12 @@ impl Node {
             stopped_by: Some(STOPPED_BY),
             calm: has_plugin.then_some(CALM),
             disk: Disk::new(),
-        })
+            is_mixed: false,
+        };
+        if versions::come_up(schedule) {
+            node.mix()?;
+        }
+        Ok(node)
     }
 
     /// Runs to the end, or until a check fails.
@@ -583,7 +591,7 @@ impl Node {
     }
 
     fn start_volnetd(&mut self) -> Result<()> {
-        let listener = listen(&self.config.paths.socket(Name::Volnetd))?;
+        let listener = listen(&self.volnetd_socket(&self.config))?;
         let side_path = self.config.paths.broker_socket();
         let _ = std::fs::remove_file(&side_path);
         let side = bulkhead_sys::scm::listen(&side_path, 0o600).context("listening for the broker")?;
@@ -614,7 +622,7 @@ impl Node {
         }
         let mut others = Vec::new();
         for (config, state) in self.others() {
-            let listener = listen(&config.paths.socket(Name::Volnetd))?;
+            let listener = listen(&self.volnetd_socket(config))?;
             let side_path = config.paths.broker_socket();
             let _ = std::fs::remove_file(&side_path);
             let side = bulkhead_sys::scm::listen(&side_path, 0o600).context("listening for the broker")?;
@@ -758,12 +766,12 @@ impl Node {
                 world.watchers.clear();
                 world.volumes.watchers.clear();
                 world.claims.watchers.clear();
-                let _ = std::fs::remove_file(self.config.paths.socket(Name::Volnetd));
+                let _ = std::fs::remove_file(self.volnetd_socket(&self.config));
                 let _ = std::fs::remove_file(self.config.paths.broker_socket());
                 world.tell("kubelet-volnetd", "is away");
                 drop(world);
                 for (config, _) in self.others() {
-                    let _ = std::fs::remove_file(config.paths.socket(Name::Volnetd));
+                    let _ = std::fs::remove_file(self.volnetd_socket(config));
                     let _ = std::fs::remove_file(config.paths.broker_socket());
                 }
             }
@@ -865,6 +873,7 @@ impl Node {
                 kernel::step_wall_clock(*by);
             }
             Deed::Memory { deed } => self.do_memory_step(*deed),
+            Deed::Version { deed } => self.do_version_step(*deed),
             Deed::Pressure { deed } => self.do_pressure_step(deed),
             Deed::Disk { deed } => self.do_disk_step(deed)?,
             Deed::Claims { deed } => self.do_claims_step(deed),

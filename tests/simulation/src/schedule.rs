@@ -12,6 +12,7 @@ use crate::disk_schedule::DiskDeed;
 use crate::memory_schedule::MemoryDeed;
 use crate::pressure_schedule::{Asks, Plan, PressureDeed};
 use crate::resources_schedule::PluginFault;
+use crate::versions_schedule::VersionDeed;
 use crate::volumes_schedule::{Claim, DriverFault};
 
 /// Nothing happens from outside after this time; the node has the rest of the run to come to what is wanted.
@@ -445,6 +446,10 @@ pub enum Deed {
     Memory {
         deed: MemoryDeed,
     },
+    /// A process is replaced by another version.
+    Version {
+        deed: VersionDeed,
+    },
     /// What comes up in family `claims` alone.
     Claims {
         deed: ClaimsDeed,
@@ -491,6 +496,7 @@ impl Deed {
             Deed::Pressure { deed } => deed.kind(),
             Deed::Disk { deed } => deed.kind(),
             Deed::Memory { deed } => deed.kind(),
+            Deed::Version { deed } => deed.kind(),
             Deed::Claims { deed } => deed.kind(),
         }
     }
@@ -569,6 +575,7 @@ impl fmt::Display for Deed {
             Deed::Pressure { deed } => deed.fmt(f),
             Deed::Disk { deed } => deed.fmt(f),
             Deed::Memory { deed } => deed.fmt(f),
+            Deed::Version { deed } => deed.fmt(f),
             Deed::Claims { deed } => deed.fmt(f),
         }
     }
@@ -714,6 +721,7 @@ impl Schedule {
             }
         }
         crate::disk_schedule::faults(&mut Dice::of(seed, "disk"), &mut steps, family);
+        crate::versions_schedule::faults(&mut Dice::of(seed, "versions"), &mut steps, family);
         crate::memory_schedule::faults(&mut Dice::of(seed, "memory"), &mut steps, family);
         steps.sort_by_key(|step| step.at);
         Schedule { seed, family, plan, steps }

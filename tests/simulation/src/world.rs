@@ -16,7 +16,8 @@ use crate::logs::Logs;
 use crate::memory::Memory;
 use crate::pressure::Pressure;
 use crate::resources::Resources;
-use crate::schedule::{Behaviour, CallFault, Peer, ProbeKind, Shape};
+use crate::schedule::{Behaviour, CallFault, Peer, ProbeKind, Program, Shape};
+use crate::versions::Age;
 use crate::volumes::Volumes;
 
 /// How long a start takes to be noted, nanoseconds: of a container that ends sooner the end is before the start.
@@ -226,6 +227,8 @@ pub struct World {
     /// What the kernel has killed for want of memory, and how containers have ended.
     pub memory: Memory,
     pub back_off: BackOff,
+    /// Processes that are of another version than the source.
+    pub ages: Vec<(Program, Age)>,
     /// The node has a CSI driver.
     pub has_driver: bool,
     pub wanted: BTreeMap<String, Wanted>,
@@ -296,6 +299,7 @@ impl Shared {
             pressure: Pressure::default(),
             memory: Memory::default(),
             back_off: BackOff::default(),
+            ages: Vec::new(),
             has_driver: false,
             wanted: BTreeMap::new(),
             past: BTreeMap::new(),
@@ -335,6 +339,18 @@ impl World {
     pub fn wall() -> i64 {
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+    }
+
+    /// Which version a process is of.
+    pub fn age(&self, program: Program) -> Age {
+        self.ages.iter().find(|(of, _)| *of == program).map(|(_, age)| *age).unwrap_or_default()
+    }
+
+    pub fn set_age(&mut self, program: Program, age: Age) {
+        self.ages.retain(|(of, _)| *of != program);
+        if age != Age::Same {
+            self.ages.push((program, age));
+        }
     }
 
     pub fn next_id(&mut self, prefix: &str) -> String {

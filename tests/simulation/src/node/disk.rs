@@ -161,6 +161,7 @@ impl Node {
             (self.disk.calm, self.disk.cut) = (None, None);
             kernel::keep_before(None);
             kernel::heal();
+            self.end_versions();
         }
         if self.disk.full.is_some_and(|until| is_calm || until <= now) {
             self.disk.full = None;
