@@ -54,7 +54,7 @@ fn a_newer_one_says_what_nobody_knows() {
     let record = record();
     let cursor = Some(Cursor { epoch: 5, seq: 7 });
     let pod = PodState { uid: "u".into(), ..PodState::default() };
-    let update = PodUpdate { cursor, update: Some(Update::Upsert(Box::new(pod).as_ref().clone())) };
+    let update = PodUpdate { cursor, update: Some(Update::Upsert(pod)) };
     let path = "/kubelet.syncd.v1.Pods/Watch";
     let newer = ends(Age::After, Age::Same);
     let passed = record.passes(path, true, &update.encode_to_vec(), newer);
