@@ -8,14 +8,15 @@ use std::time::Duration;
 use bulkhead_sys::{heap, process, program};
 
 /// How often is looked. A look at an idle process costs microseconds.
-const EVERY: Duration = Duration::from_secs(15);
-/// Who used less processor time than this since the last look is idle, and its program's pages stay. More than what a hundred pods
+const EVERY: Duration = Duration::from_secs(5);
+/// Looks at the heap for each look at the program's pages.
+const PAGES_EVERY: u32 = 3;
+/// Who used less processor time than this since its pages were looked at last is idle, and they stay. More than what a hundred pods
 /// that do nothing take in that time: their pages would be let go of and come back at each look, some microseconds for each.
 const BUSY: Duration = Duration::from_millis(100);
 /// Who used less processor time than this since the heap was given back has freed little. The looks at a hundred pods that do nothing
-/// leave megabytes of free pages by and by, and take this long in a minute at most; a give-back costs some 0.2 ms with what comes
-/// back after it.
-const FREED: Duration = Duration::from_millis(20);
+/// leave megabytes of free pages by and by, those at their claims most; a give-back costs some 0.2 ms with what comes back after it.
+const FREED: Duration = Duration::from_millis(8);
 /// Who used less than this after a look in the midst of work has not gone on with it.
 const LITTLE: Duration = Duration::from_millis(1);
 /// Less than this is not worth the system calls, nor the page faults of the next burst; bytes.
@@ -26,17 +27,20 @@ pub(crate) async fn give_back() -> Infallible {
     let mut tick = tokio::time::interval(EVERY);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut before = Duration::ZERO;
-    let (mut freed, mut work) = (Freed::default(), Work::default());
+    let (mut freed, mut work, mut looks) = (Freed::default(), Work::default(), 0);
     loop {
         tick.tick().await;
         let used = process::cpu_time();
         if heap::free_bytes().is_some_and(|free| freed.is_worth(used, free)) {
             heap::give_back();
         }
-        if work.leaves_pages(used.saturating_sub(before)) {
-            program::let_go_of_pages();
+        if looks % PAGES_EVERY == 0 {
+            if work.leaves_pages(used.saturating_sub(before)) {
+                program::let_go_of_pages();
+            }
+            before = used;
         }
-        before = used;
+        looks = (looks + 1) % PAGES_EVERY;
     }
 }
 
@@ -92,11 +96,11 @@ mod tests {
         let ms = Duration::from_millis;
         let mut freed = Freed::default();
         let looks = [
-            (ms(9), much, false, "idle"),
-            (ms(20), much, true, "what looks at idle pods leave goes back, too"),
-            (ms(20), much, false, "nothing happened since"),
-            (ms(39), much, true, "the rest of it"),
-            (ms(58), much, false, "idle"),
+            (ms(7), much, false, "idle"),
+            (ms(8), much, true, "what looks at idle pods leave goes back, too"),
+            (ms(8), much, false, "nothing happened since"),
+            (ms(15), much, true, "the rest of it"),
+            (ms(22), much, false, "idle"),
             (ms(1000), much, true, "a burst"),
             (ms(1005), much, true, "the rest of the burst"),
             (ms(1010), much, false, "idle after it"),

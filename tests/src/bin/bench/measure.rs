@@ -80,8 +80,8 @@ pub struct Measurements {
 
 /// Time for a stack to come to rest before idling is measured: the slow audit of a fresh start is no idling.
 pub const SETTLE: Duration = Duration::from_secs(8);
-/// Every 15 s a daemon looks whether much memory was freed and nothing goes on: twice, for the first look may come into the end of
-/// the work.
+/// Every 15 s a daemon lets go of pages of its program where nothing goes on any more: twice, for the first look may come into the
+/// end of the work.
 pub const MEMORY_SETTLES: Duration = Duration::from_secs(31);
 /// How often memory is looked at while nothing happens.
 const SAMPLED: Duration = Duration::from_secs(5);

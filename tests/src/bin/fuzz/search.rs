@@ -155,8 +155,9 @@ fn one(plan: &Plan, target: &'static Target, time: Duration) -> Result<()> {
 fn fuzzer(plan: &Plan, target: &Target, folder: &Path) -> Command {
     let mut command = Command::new(&plan.program);
     command.env("BULKHEAD_FUZZ_TARGET", target.name).stdin(Stdio::null()).stdout(Stdio::null());
-    // What takes long is judged by its processor time, in the target; this one ends what hangs.
-    command.args(["-timeout=60", "-rss_limit_mb=1024", &format!("-max_len={LONGEST}")]);
+    // What takes long is judged by its processor time, in the target; this one ends what hangs, on a machine that does other things
+    // first.
+    command.args(["-timeout=900", "-rss_limit_mb=1024", &format!("-max_len={LONGEST}")]);
     command.arg(format!("-artifact_prefix={}/found-", folder.display()));
     command
 }

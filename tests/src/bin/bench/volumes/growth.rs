@@ -3,28 +3,24 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
-use bulkhead_testkit::Cluster;
 use bulkhead_testkit::apiserver::Grant;
 use bulkhead_testkit::csi::Driver;
+use bulkhead_testkit::{Cluster, Node};
 use serde_json::json;
 
 const CLAIMS: &str = "persistentvolumeclaims";
 const SIZE: &str = "2Gi";
 
-/// Lets nodes watch claims, as `deploy/rbac/watch-claims.yaml` does. To be called before the first claim is used.
+/// Grows claims of these names one after the other, which running pods have, on a node that may watch claims, as
+/// `deploy/rbac/watch-claims.yaml` lets it. kubelet-syncd begins anew for that, for it asks seldom what it may.
 ///
 /// # Errors
-/// The cluster is not the stand-in.
-pub fn grant(cluster: &Cluster) -> Result<()> {
+/// The cluster is not the stand-in, a pod did not start, or a claim was not expanded.
+pub fn measure(cluster: &Cluster, node: &Node, driver: &Driver, names: &[String]) -> Result<Vec<Duration>> {
     cluster.server()?.grant(Grant::new("system:nodes", &["list", "watch"], &[CLAIMS]));
-    Ok(())
-}
-
-/// Grows the claims of these names one after the other, which running pods have.
-///
-/// # Errors
-/// One was not expanded.
-pub fn measure(cluster: &Cluster, driver: &Driver, names: &[String]) -> Result<Vec<Duration>> {
+    node.kill_daemon("kubelet-syncd")?;
+    names.iter().try_for_each(|name| super::claim(cluster, name))?;
+    super::start(cluster, names, super::full)?;
     let size = json!({"storage": SIZE});
     let mut times = Vec::new();
     for name in names {
@@ -42,5 +38,6 @@ pub fn measure(cluster: &Cluster, driver: &Driver, names: &[String]) -> Result<V
         let call = call.with_context(|| format!("the driver was not asked to expand {name}"))?;
         times.push(Duration::from_secs_f64((call.began - began.as_secs_f64()).max(0.0)));
     }
+    super::delete(cluster, names)?;
     Ok(times)
 }

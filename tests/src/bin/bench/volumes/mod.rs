@@ -114,7 +114,6 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
 
     progress("an API server, a node, a driver");
     let cluster = lab.cluster()?;
-    growth::grant(&cluster)?;
     let node = lab.node(NODE).joins(&cluster)?.start()?;
     cluster.wait_for("nodes", "", NODE, "the node is ready", |node| condition(node, "Ready"))?;
     maps(&cluster)?;
@@ -162,8 +161,6 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
     for pair in [&mut measured.start_alone.floor, &mut measured.start_alone.node] {
         pair.remove(0);
     }
-    progress("their claims grow, one after the other");
-    measured.growth = growth::measure(&cluster, &driver, &alone("alone"))?;
     delete(&cluster, &[alone("bare-alone"), alone("alone")].concat())?;
 
     progress(&format!("{} pods at once, without volumes", plan.pods));
@@ -194,6 +191,9 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
     measured.idle = measure::idle(plan.idle, || measure::alive(&node))?;
     progress("the end of all pods");
     delete(&cluster, &full_names)?;
+
+    progress("claims that grow, one after the other");
+    measured.growth = growth::measure(&cluster, &node, &driver, &names("grows", plan.alone))?;
     drop(driver);
     node.finish().context("the node's end")?;
     Ok(measured)
