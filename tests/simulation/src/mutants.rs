@@ -560,7 +560,7 @@ pub const MUTANTS: [Mutant; 93] = [
     Mutant {
         name: "hidden-end",
         mistake: "an instance that was made and never started hides the end before it (as it was until this found it)",
-        only: Some(Family::Api),
+        only: Some(Family::Volumes),
         file: "bins/kubelet-syncd/runtime/src/status/containers.rs",
         from: "ends.find(|state| state.terminated.is_some())",
         to: "ends.find(|state| MUTANT || state.terminated.is_some())",
