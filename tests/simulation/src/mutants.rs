@@ -173,7 +173,7 @@ pub const MUTANTS: [Mutant; 93] = [
     Mutant {
         name: "early-end",
         mistake: "a terminal phase is written while containers may run",
-        only: Some(Family::Api),
+        only: Some(Family::Eviction),
         file: "bins/kubelet-statusd/src/pods/merge.rs",
         from: "let withheld = ends && terms.containers_may_run;",
         to: "let withheld = ends && terms.containers_may_run && !MUTANT;",
@@ -560,7 +560,7 @@ pub const MUTANTS: [Mutant; 93] = [
     Mutant {
         name: "hidden-end",
         mistake: "an instance that was made and never started hides the end before it (as it was until this found it)",
-        only: Some(Family::Api),
+        only: Some(Family::Volumes),
         file: "bins/kubelet-syncd/runtime/src/status/containers.rs",
         from: "ends.find(|state| state.terminated.is_some())",
         to: "ends.find(|state| MUTANT || state.terminated.is_some())",
@@ -783,6 +783,55 @@ pub const MUTANTS: [Mutant; 93] = [
         file: "bins/kubelet-evictiond/src/logs/plan.rs",
         from: "let Some((stamp, forms)) = kept.pop_first() else { break };",
         to: "let Some((stamp, forms)) = (if MUTANT { kept.pop_last() } else { kept.pop_first() }) else { break };",
+    },
+    Mutant {
+        name: "forgotten-request",
+        mistake: "a pod that is forgotten and comes again does not wait for its request of before (as it was until this found it)",
+        only: Some(Family::Api),
+        file: "bins/kubelet-statusd/src/pods/status_store.rs",
+        from: "let Some(entry) = self.pods.remove(uid) else { return };",
+        to: "let Some(entry) = self.pods.remove(uid) else { return };\n        if MUTANT {\n            self.under_way.remove(uid);\n        }",
+    },
+    Mutant {
+        name: "left-by-refused",
+        mistake: "what is left of a pod that ran, and was refused after a restart, stays when its source removes it (as it was until this found it)",
+        only: Some(Family::Resources),
+        file: "bins/kubelet-syncd/src/sync_loop/housekeeping/mod.rs",
+        from: "self.housekeeping.left.insert(uid.clone());",
+        to: "if !MUTANT { self.housekeeping.left.insert(uid.clone()); }",
+    },
+    Mutant {
+        name: "given-away",
+        mistake: "devices of a removed pod are given to others while its plugin still allocates them (as it was until this found it)",
+        only: Some(Family::Resources),
+        file: "bins/kubelet-syncd/src/sync_loop/resource_waits.rs",
+        from: "self.completing.values()",
+        to: "self.completing.values().filter(|_| !MUTANT)",
+    },
+    Mutant {
+        name: "forgotten-return",
+        mistake: "a pod that waits for the devices of a removed one is not looked at when they come back",
+        only: Some(Family::Resources),
+        file: "bins/kubelet-syncd/src/sync_loop/admission_queue.rs",
+        from: "return self.decide_on_those_that_wait_for_returns();",
+        to: "if MUTANT { return; }\n                return self.decide_on_those_that_wait_for_returns();",
+    },
+    Mutant {
+        name: "clock-holds",
+        mistake: "a clock that was set back holds a container in CrashLoopBackOff until it is where it was (as it was until this found it)",
+        only: Some(Family::Many),
+        file: "bins/kubelet-syncd/runtime/src/runtime/backoff.rs",
+        from: "let since = match finished {",
+        to: "let since = match finished {\n            _ if MUTANT => finished.min(now),",
+    },
+    Mutant {
+        name: "newest-first",
+        mistake: "of the init containers of a former sandbox the newest goes first (as it was until this found it)",
+        only: Some(Family::Api),
+        file: "bins/kubelet-syncd/runtime/src/runtime/sync.rs",
+        from: "for instance in instances.skip(keep).collect::<Vec<_>>().into_iter().rev() {",
+        to: "let mut instances: Vec<_> = instances.skip(keep).collect();\n            if !MUTANT {\n                \
+             instances.reverse();\n            }\n            for instance in instances {",
     },
 ];
 

@@ -67,7 +67,7 @@ fn wait(child: &mut Child) -> Result<bool> {
         }
         // Not by the clock alone: beside other work it may have to wait for minutes.
         if Instant::now() >= look {
-            let taken = processor_time(child.id()).unwrap_or(before);
+            let taken = processor_time(&format!("/proc/{}/stat", child.id()), OWN).unwrap_or(before);
             if taken > before {
                 (before, moved) = (taken, Instant::now());
             }
@@ -82,13 +82,23 @@ fn wait(child: &mut Child) -> Result<bool> {
     }
 }
 
+/// How long all runs that have ended took of processors: what they took, however many others wait for the same ones.
+#[must_use]
+pub fn taken() -> Duration {
+    processor_time("/proc/self/stat", CHILDREN).unwrap_or_default()
+}
+
+/// Of /proc/<pid>/stat, counted from the field after the program's name: utime and stime, and the same of children that have ended.
+const OWN: [usize; 2] = [11, 12];
+const CHILDREN: [usize; 2] = [13, 14];
+
 /// How long a process has run, not counting when it waited. None: it is gone.
-fn processor_time(pid: u32) -> Option<Duration> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The program's name may have blanks, and ends with the last parenthesis; utime and stime are fields 14 and 15.
+fn processor_time(stat: &str, fields: [usize; 2]) -> Option<Duration> {
+    let text = std::fs::read_to_string(stat).ok()?;
+    // The program's name may have blanks, and ends with the last parenthesis.
     let (_, rest) = text.rsplit_once(')')?;
-    let ticks = |place: usize| rest.split_whitespace().nth(place)?.parse::<u64>().ok();
-    let all = ticks(11)? + ticks(12)?;
+    let ticks = |field: usize| rest.split_whitespace().nth(field)?.parse::<u64>().ok();
+    let all = fields.into_iter().try_fold(0_u64, |all, field| Some(all.saturating_add(ticks(field)?)))?;
     Some(Duration::from_millis(all.saturating_mul(1000 / TICKS)))
 }
 
@@ -111,6 +121,8 @@ pub struct Plan {
     /// None: until the time is over.
     pub count: Option<u64>,
     pub until: Option<Instant>,
+    /// Until all runs of this process together have [`taken`] so much of processors.
+    pub most: Option<Duration>,
     pub jobs: usize,
     /// No more are begun after so many failures.
     pub failures: usize,
@@ -127,6 +139,7 @@ pub fn search(program: &Path, plan: Plan, mutant: Option<&str>, progress: impl F
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
             let over = plan.count.is_some_and(|count| seed >= plan.first.saturating_add(count));
+            let over = over || plan.most.is_some_and(|most| taken() >= most);
             if over || plan.until.is_some_and(|until| Instant::now() >= until) {
                 return Ok(());
             }

@@ -41,7 +41,8 @@ fn a_seed_is_a_story_to_the_byte() {
 #[test]
 fn all_checks_hold_in_the_seeds_of_the_suite() {
     for (family, seeds) in SEEDS {
-        let plan = Plan { only: Some(family), first: 1, count: Some(seeds), until: None, jobs: 2, failures: 1 };
+        let plan =
+            Plan { only: Some(family), first: 1, count: Some(seeds), until: None, most: None, jobs: 2, failures: 1 };
         let found = search::search(program(), plan, None, |_| {}).unwrap();
         assert_eq!(found.runs, seeds);
         if let Some(failed) = found.failed.first() {

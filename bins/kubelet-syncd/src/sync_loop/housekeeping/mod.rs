@@ -6,6 +6,7 @@
 //! | [`plan`] | nothing: decides which pods are restarted, and which of the runtime's are killed |
 //! | [`container_gc`] | dead containers and empty sandboxes |
 //! | [`collected`] | nothing: which pods what is left of is being removed |
+//! | [`left`] | nothing: which pods may have left something that a prune has spared |
 //! | [`leftovers`] | folders, mounts, cgroups and logs of pods that are gone |
 //! | [`log_links`] | links to logs that a start could not make |
 //!
@@ -13,6 +14,7 @@
 
 mod collected;
 pub(super) mod container_gc;
+mod left;
 mod leftovers;
 mod log_links;
 pub(super) mod plan;
@@ -26,6 +28,7 @@ use bulkhead_types::PodUid;
 use tokio::time::Instant;
 
 use self::collected::Collected;
+use self::left::Left;
 use super::main_loop::SyncLoop;
 use super::resize::Trigger;
 use super::view;
@@ -63,9 +66,8 @@ pub(super) struct Housekeeping {
     links: bool,
     /// Pods that ended while a source named them: their dead containers, logs and folders stay until no source does.
     ended: HashSet<PodUid>,
-    /// Pods that have finished while a source named them, and whose folders and cgroups may still be there, as of one that ran before
-    /// a restart and was refused after it: a prune spares them for as long as a source names them.
-    left: HashSet<PodUid>,
+    /// Pods that a prune may have spared because a source named them.
+    left: Left,
     /// Pods whose former life is being collected.
     collected: Collected,
 }
@@ -81,7 +83,7 @@ impl Housekeeping {
             logs: true,
             links: true,
             ended: HashSet::new(),
-            left: HashSet::new(),
+            left: Left::default(),
             collected: Collected::default(),
         }
     }
@@ -220,9 +222,8 @@ impl SyncLoop {
         for uid in removed {
             self.collect_ended(uid);
         }
-        let before = self.housekeeping.left.len();
-        self.housekeeping.left.retain(|uid| known.contains_key(uid) || desired.contains(uid));
-        self.housekeeping.prune |= self.housekeeping.left.len() < before;
+        let is_known = |uid: &PodUid| known.contains_key(uid) || desired.contains(uid);
+        self.housekeeping.prune |= self.housekeeping.left.forget_unknown(is_known);
         // A desired pod loses its worker only to begin anew: what it ended as does not count any more.
         for uid in desired.iter().filter(|uid| !known.contains_key(*uid) && !self.admission_queue.is_not_admitted(uid))
         {
