@@ -118,7 +118,14 @@ async fn ensure_node(node: &NodeContext) -> Option<api::EnsureNodeReply> {
                 tracing::info!(driver = reply.driver, version = reply.version, "pods' cgroup tree is in place");
                 return Some(reply);
             }
-            Err(VolnetdError::Away { .. }) => return None,
+            Err(error @ VolnetdError::Away { .. }) => {
+                node.volnetd.link().state().ready_epoch()?;
+                // The link still has it: this call alone was lost, as over a stop of this process, and nothing tells of a next life.
+                tracing::info!(
+                    error = &error as &dyn std::error::Error,
+                    "pods' cgroup tree is not known to be there yet"
+                );
+            }
             Err(error) => {
                 tracing::error!(
                     error = &error as &dyn std::error::Error,
