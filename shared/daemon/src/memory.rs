@@ -34,7 +34,7 @@ pub(crate) async fn give_back() -> Infallible {
         if heap::free_bytes().is_some_and(|free| freed.is_worth(used, free)) {
             heap::give_back();
         }
-        if looks % PAGES_EVERY == 0 {
+        if looks == 0 {
             if work.leaves_pages(used.saturating_sub(before)) {
                 program::let_go_of_pages();
             }
