@@ -179,6 +179,13 @@ struct Tree {
     controllers: BTreeSet<String>,
 }
 
+impl Tree {
+    /// v1: what is in it needs CPUs and memory nodes.
+    fn has_cpuset(&self) -> bool {
+        self.controllers.contains("cpuset")
+    }
+}
+
 /// The folders below which all control groups are mounted, of either version.
 ///
 /// # Errors
@@ -272,24 +279,31 @@ impl Hierarchies {
     pub fn ensure(&self, path: &CgroupPath) -> Result<bool, CgroupError> {
         let mut created = false;
         for tree in &self.trees {
-            let mut parent = tree.mount_point.clone();
-            for step in path.with_ancestors() {
-                let dir = step.below(&tree.mount_point);
-                if self.version == Version::V2 {
-                    enable_controllers(&parent)?;
-                }
-                match std::fs::create_dir(&dir) {
-                    Ok(()) => created = true,
-                    Err(err) if err.kind() == io::ErrorKind::AlreadyExists => {}
-                    Err(source) => return Err(CgroupError::Create { path: dir, source }),
-                }
-                if tree.controllers.contains("cpuset") {
-                    // A new v1 cpuset has no CPU and no memory node, and no process can enter it until it has.
-                    inherit(&parent, &dir, "cpuset.cpus")?;
-                    inherit(&parent, &dir, "cpuset.mems")?;
-                }
-                parent = dir;
+            created |= match self.version {
+                // The ancestors are nearly always there, and need nothing there.
+                Version::V1 => match create_leaf(tree, path)? {
+                    Some(created) => created,
+                    None => self.create_with_ancestors(tree, path)?,
+                },
+                Version::V2 => self.create_with_ancestors(tree, path)?,
+            };
+        }
+        Ok(created)
+    }
+
+    fn create_with_ancestors(&self, tree: &Tree, path: &CgroupPath) -> Result<bool, CgroupError> {
+        let mut created = false;
+        let mut parent = tree.mount_point.clone();
+        for step in path.with_ancestors() {
+            let dir = step.below(&tree.mount_point);
+            if self.version == Version::V2 {
+                enable_controllers(&parent)?;
             }
+            created |= create_dir(&dir)?;
+            if tree.has_cpuset() {
+                inherit_cpuset(&parent, &dir)?;
+            }
+            parent = dir;
         }
         Ok(created)
     }
@@ -348,7 +362,7 @@ impl Hierarchies {
     pub fn fill_cpus(&self, path: &CgroupPath) -> Result<(), CgroupError> {
         let dir = self.mount_point("cpuset").filter(|_| self.version == Version::V1).map(|top| path.below(top));
         match dir.as_deref().map(|dir| (dir, dir.parent())) {
-            Some((dir, Some(parent))) if dir.is_dir() => inherit(parent, dir, "cpuset.cpus"),
+            Some((dir, Some(parent))) if dir.is_dir() => inherit(parent, dir, "cpuset.cpus").map(|_| ()),
             _ => Ok(()),
         }
     }
@@ -511,7 +525,7 @@ impl Hierarchies {
         let mut pids = BTreeSet::new();
         for dir in self.all_dirs(path) {
             for dir in post_order(&dir)? {
-                match std::fs::read_to_string(dir.join("cgroup.procs")) {
+                match crate::kernel_file::read(&dir.join("cgroup.procs")) {
                     // A process of another pid namespace shows as 0.
                     Ok(text) => pids.extend(text.lines().filter_map(|l| l.parse().ok()).filter(|pid: &i32| *pid > 0)),
                     Err(err) if is_gone(&err) => {}
@@ -523,13 +537,17 @@ impl Hierarchies {
     }
 
     /// Kills what is in the cgroup and removes it with everything below, in every tree. Blocks for up to a second.
-    /// The root is refused.
-    pub fn kill_and_remove(&self, path: &CgroupPath) -> Result<(), CgroupError> {
+    /// The root is refused. True when it was there in any tree.
+    pub fn kill_and_remove(&self, path: &CgroupPath) -> Result<bool, CgroupError> {
         if path.is_root() {
             return Err(CgroupError::Path { path: path.to_string() });
         }
+        let (was_there, is_left) = self.remove_if_empty(path)?;
+        if !is_left {
+            return Ok(was_there);
+        }
+        let mut pids = self.pids(path)?;
         for attempt in 0..KILL_TRIES {
-            let pids = self.pids(path)?;
             if pids.is_empty() {
                 break;
             }
@@ -538,8 +556,8 @@ impl Hierarchies {
             }
             // SIGKILL takes effect when the process next runs; its parent need not have reaped it.
             std::thread::sleep(std::time::Duration::from_millis(10 << attempt));
+            pids = self.pids(path)?;
         }
-        let pids = self.pids(path)?;
         if !pids.is_empty() {
             return Err(CgroupError::Busy { path: path.to_string(), pids: pids.into_iter().collect() });
         }
@@ -548,7 +566,25 @@ impl Hierarchies {
                 remove_dir(&dir)?;
             }
         }
-        Ok(())
+        Ok(was_there)
+    }
+
+    /// Removes it where neither a process nor a cgroup is in it, which the kernel knows best: it refuses with EBUSY. That is how
+    /// the cgroups of nearly all pods go, without a look into any. The answer: whether it was there, and whether it is left.
+    fn remove_if_empty(&self, path: &CgroupPath) -> Result<(bool, bool), CgroupError> {
+        let (mut was_there, mut is_left) = (false, false);
+        for mount_point in self.mount_points() {
+            let dir = path.below(mount_point);
+            match std::fs::remove_dir(&dir) {
+                Ok(()) => was_there = true,
+                Err(err) if is_gone(&err) => {}
+                Err(err) if matches!(err.raw_os_error(), Some(libc::EBUSY | libc::ENOTEMPTY)) => {
+                    (was_there, is_left) = (true, true);
+                }
+                Err(source) => return Err(CgroupError::Remove { path: dir, source }),
+            }
+        }
+        Ok((was_there, is_left))
     }
 
     /// v2 since Linux 5.14: the kernel kills whatever is in the cgroup and below it, which leaves no moment in between. False: there
@@ -601,8 +637,12 @@ impl Hierarchies {
 
     /// The cgroup's directory in each tree where it exists, the hybrid one included.
     fn all_dirs(&self, path: &CgroupPath) -> Vec<PathBuf> {
-        let trees = self.trees.iter().map(|tree| tree.mount_point.as_path()).chain(self.hybrid.as_deref());
-        trees.map(|mount_point| path.below(mount_point)).filter(|dir| dir.is_dir()).collect()
+        self.mount_points().map(|mount_point| path.below(mount_point)).filter(|dir| dir.is_dir()).collect()
+    }
+
+    /// Where each tree is mounted, the hybrid one included.
+    fn mount_points(&self) -> impl Iterator<Item = &Path> {
+        self.trees.iter().map(|tree| tree.mount_point.as_path()).chain(self.hybrid.as_deref())
     }
 }
 
@@ -626,7 +666,28 @@ fn is_gone(err: &io::Error) -> bool {
 }
 
 fn read(path: &Path) -> Result<String, CgroupError> {
-    std::fs::read_to_string(path).map_err(|source| CgroupError::Read { path: path.to_owned(), source })
+    crate::kernel_file::read(path).map_err(|source| CgroupError::Read { path: path.to_owned(), source })
+}
+
+/// True when it was missing.
+fn create_dir(dir: &Path) -> Result<bool, CgroupError> {
+    match std::fs::create_dir(dir) {
+        Ok(()) => Ok(true),
+        Err(err) if err.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(source) => Err(CgroupError::Create { path: dir.to_owned(), source }),
+    }
+}
+
+/// v1: creates the cgroup in a tree where its parent is there. None: the ancestors have to be seen to first.
+fn create_leaf(tree: &Tree, path: &CgroupPath) -> Result<Option<bool>, CgroupError> {
+    let dir = path.below(&tree.mount_point);
+    let created = match create_dir(&dir) {
+        Err(CgroupError::Create { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
+        created => created?,
+    };
+    let Some(parent) = dir.parent().filter(|_| tree.has_cpuset() && !path.is_root()) else { return Ok(Some(created)) };
+    let has_cpuset = inherit_cpuset(parent, &dir)?;
+    Ok(has_cpuset.then_some(created))
 }
 
 fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
@@ -638,16 +699,22 @@ fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
         .map_err(|source| CgroupError::Write { path: path.to_owned(), value: value.to_owned(), source })
 }
 
-/// Copies a cpuset value from the parent where the child's is empty.
-fn inherit(parent: &Path, child: &Path, file: &str) -> Result<(), CgroupError> {
+/// A new v1 cpuset has no CPU and no memory node, and no process can enter it until it has. False: the parent has none either.
+fn inherit_cpuset(parent: &Path, child: &Path) -> Result<bool, CgroupError> {
+    Ok(inherit(parent, child, "cpuset.cpus")? & inherit(parent, child, "cpuset.mems")?)
+}
+
+/// Copies a cpuset value from the parent where the child's is empty. False: it is empty there, too.
+fn inherit(parent: &Path, child: &Path, file: &str) -> Result<bool, CgroupError> {
     let own = child.join(file);
     if read(&own)?.trim().is_empty() {
         let from_parent = read(&parent.join(file))?;
-        if !from_parent.trim().is_empty() {
-            write(&own, from_parent.trim())?;
+        if from_parent.trim().is_empty() {
+            return Ok(false);
         }
+        write(&own, from_parent.trim())?;
     }
-    Ok(())
+    Ok(true)
 }
 
 /// v2: lets children of `dir` have every controller that `dir` itself has.
@@ -825,6 +892,16 @@ mod tests {
             assert_eq!(file("memory", "memory.limit_in_bytes").trim(), "67108864");
             drop(hierarchies.memory_event(&CgroupPath::root(), 1 << 40).unwrap());
         }
+        // One more below ancestors that are there, and without anything in it.
+        let other = root.child("kubepods").unwrap().child("pody").unwrap();
+        assert!(hierarchies.ensure(&other).unwrap() && hierarchies.exists(&other));
+        if let Some(file) = hierarchies.file("cpuset", &other, "cpuset.mems")
+            && hierarchies.version() == Version::V1
+        {
+            assert_ne!(std::fs::read_to_string(file).unwrap().trim(), "", "a process can enter it");
+        }
+        assert!(hierarchies.kill_and_remove(&other).unwrap() && !hierarchies.exists(&other));
+        assert!(!hierarchies.kill_and_remove(&other).unwrap(), "it was gone already");
         assert_eq!(hierarchies.children(&root).unwrap().into_iter().collect::<Vec<_>>(), ["kubepods"]);
 
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
@@ -832,9 +909,9 @@ mod tests {
         assert_eq!(hierarchies.pids(&pod).unwrap().into_iter().collect::<Vec<_>>(), [child.id().cast_signed()]);
         // Reaped by us: until then a killed child stays in its cgroup.
         let reaper = std::thread::spawn(move || child.wait().unwrap());
-        hierarchies.kill_and_remove(&root).unwrap();
+        assert!(hierarchies.kill_and_remove(&root).unwrap());
         assert!(!reaper.join().unwrap().success());
-        hierarchies.kill_and_remove(&root).unwrap();
+        assert!(!hierarchies.kill_and_remove(&root).unwrap());
         assert!(!hierarchies.exists(&root));
         assert!(hierarchies.kill_and_remove(&CgroupPath::root()).is_err());
     }

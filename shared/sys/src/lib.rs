@@ -25,6 +25,7 @@
 //! | [`cgroup`] | control groups v1 and v2 behind one interface |
 //! | [`clock`] | the clock of processes' start times |
 //! | [`inotify`] | the one inotify instance |
+//! | `kernel_file` | small files of `/proc` and `/sys`, read with few calls |
 //! | [`heap`] | memory that the allocator does not use |
 //! | [`page`] | the size of a page |
 //! | [`program`] | pages of this program that are not being used |
@@ -44,6 +45,7 @@ pub mod fork;
 pub mod fs_context;
 pub mod heap;
 pub mod inotify;
+mod kernel_file;
 pub mod listen_fds;
 pub mod loop_device;
 pub mod memfd;

@@ -8,8 +8,12 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::OnceLock;
 
 use rustix::process::{Pid, PidfdFlags};
+
+use crate::kernel_file;
 
 /// What is known of a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,15 +48,12 @@ pub fn identify(socket: impl AsFd) -> Result<PeerIdentity, PeerError> {
     let raw = Pid::from_raw(pid).ok_or(PeerError::NoProcess { pid })?;
     let pidfd = peer_pidfd(socket, raw).map_err(|_| PeerError::NoProcess { pid })?;
     let proc = |what: &'static str| {
-        std::fs::read_to_string(format!("/proc/{pid}/{what}")).map_err(|source| PeerError::Proc { pid, what, source })
+        let path = format!("/proc/{pid}/{what}");
+        kernel_file::read(Path::new(&path)).map_err(|source| PeerError::Proc { pid, what, source })
     };
     let uid_map = proc("uid_map")?;
     let cgroups = parse_cgroups(&proc("cgroup")?);
-    let ours = std::fs::read_to_string("/proc/self/uid_map").map_err(|source| PeerError::Proc {
-        pid,
-        what: "uid_map (ours)",
-        source,
-    })?;
+    let ours = own_uid_map().map_err(|source| PeerError::Proc { pid, what: "uid_map (ours)", source })?;
     if !is_alive(&pidfd) {
         return Err(PeerError::NoProcess { pid });
     }
@@ -63,6 +64,16 @@ pub fn identify(socket: impl AsFd) -> Result<PeerIdentity, PeerError> {
         same_user_namespace: uid_map == ours,
         cgroups,
     })
+}
+
+/// This process's own map, which is written once for a user namespace and stays (`user_namespaces(7)`); no process here changes its.
+fn own_uid_map() -> io::Result<&'static str> {
+    static OURS: OnceLock<String> = OnceLock::new();
+    if let Some(ours) = OURS.get() {
+        return Ok(ours);
+    }
+    let ours = kernel_file::read(Path::new("/proc/self/uid_map"))?;
+    Ok(OURS.get_or_init(|| ours))
 }
 
 /// The user alone, for who has no /proc to look into.

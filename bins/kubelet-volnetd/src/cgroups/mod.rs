@@ -216,13 +216,19 @@ impl PodsTree {
         if !self.per_qos {
             return Ok(());
         }
+        let mut slices = Vec::new();
         for qos in [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort] {
             let path = self.pod_path(pod, qos)?;
-            self.hierarchies.kill_and_remove(&path)?;
-            if self.driver() == Driver::Systemd {
-                let slice = path.name().to_owned();
-                bulkhead_sys::systemd::stop_unit(&slice).map_err(|source| PodsTreeError::Systemd { slice, source })?;
-            }
+            let was_there = self.hierarchies.kill_and_remove(&path)?;
+            slices.push((path.name().to_owned(), was_there));
+        }
+        if self.driver() != Driver::Systemd {
+            return Ok(());
+        }
+        // A pod is of one class. Where none of its cgroups is there any more the slice may be.
+        let is_known = slices.iter().any(|(_, was_there)| *was_there);
+        for (slice, _) in slices.into_iter().filter(|(_, was_there)| *was_there || !is_known) {
+            bulkhead_sys::systemd::stop_unit(&slice).map_err(|source| PodsTreeError::Systemd { slice, source })?;
         }
         Ok(())
     }
