@@ -147,6 +147,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         None => Asker::at(&daemon.config.paths.run_dir.join("kubelet-flexvolume.sock")),
     });
     let broker = serve_broker(node.clone(), broker, daemon.peer_users(), daemon.gate.clone(), ended);
+    let audit = node.audit.clone();
     let services = service::add_to(daemon.services(), node, watches);
     daemon.set_ready().await;
     let iptables = iptables::asker(daemon.take_listener(iptables::SOCKET), &daemon.config)?;
@@ -158,12 +159,16 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         std::future::pending::<()>().await;
     };
     let serving = async { tokio::try_join!(daemon.serve(services, &verbs::RULES), async { Ok(broker.await?) }) };
-    tokio::select! {
+    let ended = tokio::select! {
         served = serving => served.map(|_| ()),
         // A successor forks another one.
         () = chains => Ok(()),
         () = workers.fork_server_gone() => Err("the process that forks workers has ended".into()),
+    };
+    if let Err(error) = tokio::task::spawn_blocking(move || audit.write()).await {
+        tracing::warn!(%error, "the last audit records are not written");
     }
+    ended
 }
 
 /// The socket of device plugins as an earlier process left it, where that was in this start of the kubelet.

@@ -1,7 +1,8 @@
 //! Who asked for which privileged act, and what came of it: one record each, kept on the disk within a bound.
 //!
-//! An act never waits for its record. Records queue up in memory, a thread of the pool writes what has queued up, and what does not
-//! fit into the queue or onto the disk is dropped and counted: the next record that is written says how many were lost before it.
+//! An act never waits for its record. Records queue up in memory for a moment ([`GATHER`]), a thread of the pool writes what has queued
+//! up, and what does not fit into the queue or onto the disk is dropped and counted: the next record that is written says how many
+//! were lost before it. Who reads has all of them.
 //! Read-only calls (the lists, the watch) leave no record.
 
 mod record;
@@ -10,7 +11,7 @@ mod store;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bulkhead_ipc::peers::Role;
 use jiff::Timestamp;
@@ -22,6 +23,8 @@ pub use record::{Filter, Record};
 use store::Store;
 pub use store::StoreError;
 
+/// How long a record waits for others: each write is a turn of a thread of the pool. A kill of the process loses what is younger.
+const GATHER: Duration = Duration::from_millis(20);
 /// Records that wait for the disk: the starts of some 300 pods, some 1 MiB.
 const QUEUE_MAX: usize = 4096;
 /// Records that are written with one call. None is longer than 32 KiB: a file is not longer than is read of it.
@@ -46,7 +49,7 @@ struct Queue {
     records: VecDeque<Record>,
     /// Dropped since the last record that was queued.
     dropped: u64,
-    /// Somebody is writing already.
+    /// Somebody is about to write.
     is_written: bool,
 }
 
@@ -90,8 +93,9 @@ impl AuditLog {
     /// # Errors
     /// The files cannot be read.
     pub fn read(&self, filter: &Filter) -> Result<(Vec<Record>, broadcast::Receiver<Arc<Record>>), StoreError> {
+        let mut store = lock(&self.0.store);
+        self.write_to(&mut store);
         // Under the lock nothing is written: what comes is what is not in the files.
-        let store = lock(&self.0.store);
         let live = self.0.live.subscribe();
         Ok((store.read(filter)?, live))
     }
@@ -113,15 +117,23 @@ impl AuditLog {
             Ok(runtime) => {
                 queue.is_written = true;
                 drop(queue);
-                runtime.spawn_blocking(move || log.write());
+                runtime.spawn(async move {
+                    tokio::time::sleep(GATHER).await;
+                    tokio::task::spawn_blocking(move || log.write());
+                });
             }
             // The end of the process: nothing is written any more.
             Err(_) => tracing::debug!("an audit record came too late"),
         }
     }
 
-    /// Writes until nothing is queued.
-    fn write(&self) {
+    /// Writes what is queued. Blocks.
+    pub fn write(&self) {
+        self.write_to(&mut lock(&self.0.store));
+    }
+
+    /// Until nothing is queued.
+    fn write_to(&self, store: &mut Store) {
         let mut lost = 0;
         loop {
             let mut records = {
@@ -134,7 +146,6 @@ impl AuditLog {
                 let batch = queue.records.len().min(BATCH_MAX);
                 queue.records.drain(..batch).collect::<Vec<Record>>()
             };
-            let mut store = lock(&self.0.store);
             if let Some(first) = records.first_mut() {
                 first.dropped_before += std::mem::take(&mut lost);
             }
