@@ -1,8 +1,9 @@
 //! Intents: what was about to be done when the process ended.
 //!
 //! Disk and mountinfo are the truth and show nearly everything; an intent is recorded only for acts whose half-done
-//! state they do not show: mounting a volume (a directory without a mount may be one that was never mounted or one that
-//! was unmounted), tearing a pod down, and what a CSI driver is asked for between two verbs. It is on disk (fsync) before the act and removed after it. At start, and
+//! state they do not show: mounting what is not this node's own (nfs, disks, local volumes, those of FlexVolume drivers: a
+//! directory without a mount may be one that was never mounted or one that was unmounted), and what a CSI driver is asked for
+//! between two verbs. It is on disk (fsync) before the act and removed after it. At start, and
 //! whenever volumes are listed, an intent that disk and mountinfo contradict is dropped.
 //!
 //! One file for each pod, `<root-dir>/bulkhead/volnetd/intents/<pod uid>`, replaced as a whole: a list, which is version 1
@@ -49,7 +50,8 @@ pub enum JournalError {
 pub enum Intent {
     /// A file system is being mounted on the volume's directory. `plugin` is not escaped: "kubernetes.io/empty-dir".
     Mount { plugin: String, volume: VolumeName },
-    /// The pod's volumes are being unmounted and its directory removed.
+    /// The pod's volumes are being unmounted and its directory removed. Versions before wrote it; what is left of a pod shows by
+    /// itself, and whoever wants it torn down asks again.
     TearDown,
     /// A CSI driver is asked to publish a volume to the pod, or to take it back. `spec` names its folder.
     Publish { spec: VolumeName, block: bool },

@@ -28,14 +28,14 @@ use crate::volumes::csi::{Prepared, stage};
 use crate::volumes::disk::options::{FsType, Options};
 use crate::volumes::disk::place::DiskPlace;
 use crate::volumes::disk::{Device, Found, global, look, map};
-use crate::volumes::empty_dir::{self, Group, Medium, Place, SetUp};
+use crate::volumes::empty_dir::{self, Group, Medium, Place};
 use crate::volumes::flex::{self, FlexVolume};
 use crate::volumes::host_path::{self, HostPathType};
 use crate::volumes::local::{self, Local};
 use crate::volumes::nfs::{self, Nfs};
 use crate::volumes::sub_path::{self, SubPath};
 use crate::volumes::teardown::{self, Kept, Outcome, Scope};
-use crate::volumes::{VolumeError, ownership, pod_dir};
+use crate::volumes::{SetUp, VolumeError, ownership, pod_dir};
 
 /// As many as the pool of threads has; and of those that hang one for each pod with a dead mount.
 pub const LIMITS: Limits = Limits { at_once: 8, hanging: 64, hangs_after: Limits::HANGS_AFTER };
@@ -48,7 +48,6 @@ pub enum Task {
         volume: VolumeName,
         medium: Medium,
         group: Option<Group>,
-        may_mount: bool,
     },
     SetUpContent {
         pod: PodUid,
@@ -56,7 +55,6 @@ pub enum Task {
         plugin: Plugin,
         size_limit: Option<u64>,
         mount_points: Vec<FilePath>,
-        may_mount: bool,
     },
     /// The files come as a sealed memfd.
     PutContent {
@@ -347,11 +345,11 @@ pub fn perform(settings: &Settings, mut request: Message) -> Message {
 
 fn act(settings: &Settings, task: Task, fd: Option<OwnedFd>) -> Result<(Done, Option<OwnedFd>), Status> {
     let done = match task {
-        Task::SetUpEmptyDir { pod, volume, medium, group, may_mount } => {
-            Done::Volume(empty_dir::set_up(settings, &pod, Place::of(&volume), medium, group, may_mount)?)
+        Task::SetUpEmptyDir { pod, volume, medium, group } => {
+            Done::Path(empty_dir::set_up(settings, &pod, Place::of(&volume), medium, group)?)
         }
-        Task::SetUpContent { pod, volume, plugin, size_limit, mount_points, may_mount } => {
-            Done::Volume(content::set_up(settings, &pod, &volume, plugin, size_limit, &mount_points, may_mount)?)
+        Task::SetUpContent { pod, volume, plugin, size_limit, mount_points } => {
+            Done::Path(content::set_up(settings, &pod, &volume, plugin, size_limit, &mount_points)?)
         }
         Task::PutContent { pod, volume, plugin } => {
             let files = fd.ok_or_else(|| Status::internal("no files came with the request"))?;

@@ -23,10 +23,9 @@ use tonic::Status;
 use crate::journal::Intent;
 use crate::metrics::StorageOperation;
 use crate::node::{Node, PodLock};
-use crate::volumes::VolumeError;
 use crate::volumes::csi::list;
-use crate::volumes::empty_dir::SetUp;
 use crate::volumes::teardown::{Kept, Outcome, Scope};
+use crate::volumes::{SetUp, VolumeError};
 use crate::worker::{self, Done, Task};
 
 /// A worker's answer to another question: a bug.
@@ -74,25 +73,53 @@ pub struct VolumeSetUp {
 /// # Errors
 /// The verb's own, or UNAVAILABLE where no worker answers.
 pub async fn set_up(node: Arc<Node>, lock: PodLock, volume: VolumeSetUp) -> Result<PathBuf, Status> {
-    to_its_end(async move {
-        let VolumeSetUp { pod, plugin, intent, look, mount } = volume;
+    let VolumeSetUp { pod, plugin, intent, look, mount } = volume;
+    measured(node.clone(), plugin, async move {
         let lock = Arc::new(lock);
+        match worker::call(&node.workers, &look, None, lock.clone()).await? {
+            (Done::Volume(SetUp::Done(path)), _) => return Ok(path),
+            (Done::Volume(SetUp::NeedsMount), _) => {}
+            (other, _) => return Err(unexpected(&other)),
+        }
+        let (of, what) = (pod.clone(), intent.clone());
+        on_the_pool(&node, move |node| node.journal.begin(&of, what).map_err(VolumeError::from)).await?;
+        let (done, _) = worker::call(&node.workers, &mount, None, lock.clone()).await?;
+        node.journal.end(&pod, &intent);
+        match done {
+            Done::Volume(SetUp::Done(path)) => Ok(path),
+            other => Err(unexpected(&other)),
+        }
+    })
+    .await
+}
+
+/// The same of a volume whose marker and mount tell at any moment how far it has come: nothing is in the journal of it.
+///
+/// # Errors
+/// The verb's own, or UNAVAILABLE where no worker answers.
+pub async fn set_up_marked(
+    node: Arc<Node>,
+    lock: PodLock,
+    plugin: &'static str,
+    task: Task,
+) -> Result<PathBuf, Status> {
+    measured(node.clone(), plugin, async move {
+        match worker::call(&node.workers, &task, None, lock).await? {
+            (Done::Path(path), _) => Ok(path),
+            (other, _) => Err(unexpected(&other)),
+        }
+    })
+    .await
+}
+
+/// Goes on without the caller, and counts as an operation of this kind of volume.
+async fn measured(
+    node: Arc<Node>,
+    plugin: &'static str,
+    work: impl Future<Output = Result<PathBuf, Status>> + Send + 'static,
+) -> Result<PathBuf, Status> {
+    to_its_end(async move {
         let started = Instant::now();
-        let work = async {
-            match worker::call(&node.workers, &look, None, lock.clone()).await? {
-                (Done::Volume(SetUp::Done(path)), _) => return Ok(path),
-                (Done::Volume(SetUp::NeedsMount), _) => {}
-                (other, _) => return Err(unexpected(&other)),
-            }
-            let (of, what) = (pod.clone(), intent.clone());
-            on_the_pool(&node, move |node| node.journal.begin(&of, what).map_err(VolumeError::from)).await?;
-            let (done, _) = worker::call(&node.workers, &mount, None, lock.clone()).await?;
-            node.journal.end(&pod, &intent);
-            match done {
-                Done::Volume(SetUp::Done(path)) => Ok(path),
-                other => Err(unexpected(&other)),
-            }
-        };
         let result = work.await;
         node.metrics.storage(plugin, StorageOperation::Mount, started.elapsed().as_secs_f64(), result.is_ok());
         result
@@ -108,15 +135,14 @@ pub async fn tear_down(node: Arc<Node>, lock: PodLock, pod: PodUid, scope: Scope
     to_its_end(async move {
         let lock = Arc::new(lock);
         let of = pod.clone();
-        let kept = on_the_pool(&node, move |node| list::published(node, Some(&of))).await?;
-        let of = pod.clone();
-        let there = on_the_pool(&node, move |node| {
+        let (kept, there) = on_the_pool(&node, move |node| {
+            let kept = list::published(node, Some(&of))?;
             // The directory is ours; what is mounted in it is not looked at.
             let error = |source| VolumeError::PodDir { pod: of.clone(), source };
             let pods = node.settings.pods_dir().map_err(error)?;
             match open::dir_beneath(pods.as_fd(), of.as_str()) {
-                Ok(_) => node.journal.begin(&of, Intent::TearDown).map(|()| true).map_err(VolumeError::from),
-                Err(err) if err.is_not_found() => Ok(false),
+                Ok(_) => Ok((kept, true)),
+                Err(err) if err.is_not_found() => Ok((kept, false)),
                 Err(err) => Err(error(err)),
             }
         })

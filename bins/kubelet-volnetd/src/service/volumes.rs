@@ -10,11 +10,10 @@ use tonic::{Request, Response, Status};
 
 use super::used::Used;
 use super::{Streamed, Verbs, text};
-use crate::journal::Intent;
 use crate::metrics::StorageOperation;
 use crate::operations::local;
 use crate::operations::prune::{self, Action};
-use crate::operations::{self, VolumeSetUp, unexpected};
+use crate::operations::{self, unexpected};
 use crate::validate;
 use crate::volumes::disk::place::Plugin;
 use crate::volumes::empty_dir::{Group, Medium};
@@ -47,15 +46,9 @@ impl Volumes for Verbs {
         let plugin = content::Plugin::from_wire(request.plugin)?;
         let mount_points = content::mount_points(&request.mount_points)?;
         let size_limit = (request.size_limit_bytes != 0).then_some(request.size_limit_bytes);
-        let intent = Intent::Mount { plugin: plugin.name().to_owned(), volume: volume.clone() };
-        let task = |may_mount| {
-            let (pod, volume, mount_points) = (pod.clone(), volume.clone(), mount_points.clone());
-            Task::SetUpContent { pod, volume, plugin, size_limit, mount_points, may_mount }
-        };
         let lock = self.node.lock_pod(&pod).await?;
-        let (look, mount) = (task(false), task(true));
-        let volume = VolumeSetUp { pod, plugin: plugin.name(), intent, look, mount };
-        let path = operations::set_up(self.node.clone(), lock, volume).await?;
+        let task = Task::SetUpContent { pod, volume, plugin, size_limit, mount_points };
+        let path = operations::set_up_marked(self.node.clone(), lock, plugin.name(), task).await?;
         Ok(Response::new(SetUpVolumeReply { host_path: text(&path), ..Default::default() }))
     }
 
@@ -165,15 +158,9 @@ impl Volumes for Verbs {
         let on_root_mismatch = request.fs_group_on_root_mismatch;
         let group = request.fs_group.map(|group| validate::id("fs_group", group)).transpose()?;
         let group = group.map(|id| Group { id, on_root_mismatch });
-        let intent = Intent::Mount { plugin: EMPTY_DIR.to_owned(), volume: volume.clone() };
-        let task = |may_mount| {
-            let (pod, volume) = (pod.clone(), volume.clone());
-            Task::SetUpEmptyDir { pod, volume, medium, group, may_mount }
-        };
         let lock = self.node.lock_pod(&pod).await?;
-        let (look, mount) = (task(false), task(true));
-        let volume = VolumeSetUp { pod, plugin: EMPTY_DIR, intent, look, mount };
-        let path = operations::set_up(self.node.clone(), lock, volume).await?;
+        let task = Task::SetUpEmptyDir { pod, volume, medium, group };
+        let path = operations::set_up_marked(self.node.clone(), lock, EMPTY_DIR, task).await?;
         Ok(Response::new(SetUpVolumeReply { host_path: text(&path), ..Default::default() }))
     }
 

@@ -53,25 +53,15 @@ pub struct Group {
     pub on_root_mismatch: bool,
 }
 
-/// Whether the volume is set up.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum SetUp {
-    /// Its path on the host.
-    Done(PathBuf),
-    /// Something has to be mounted, which is written into the journal first.
-    NeedsMount,
-}
-
-/// Sets the volume up, or does nothing if it is. What a container wrote stays, and the group that it has. Without `may_mount`
-/// it stops before a mount.
+/// Sets the volume up, or does nothing if it is, and answers its path on the host. What a container wrote stays, and the group that
+/// it has. Wherever it is cut off, the next call does what is left: the marker comes last, and the mounts show what is mounted.
 pub fn set_up(
     settings: &Settings,
     pod: &PodUid,
     place: Place<'_>,
     medium: Medium,
     group: Option<Group>,
-    may_mount: bool,
-) -> Result<SetUp, VolumeError> {
+) -> Result<PathBuf, VolumeError> {
     let volume = place.volume;
     let open_error = |source| VolumeError::Open { pod: pod.clone(), volume: volume.clone(), source };
     let mount_error = |source| VolumeError::Mount { pod: pod.clone(), volume: volume.clone(), source };
@@ -86,7 +76,7 @@ pub fn set_up(
         mount_error(mount::MountError::Mount { fs_type: "emptyDir", step: "looking for a mount", source })
     })?;
     if is_ready(&pod_dir, &meta) && is_complete(&parent, volume, medium, is_mounted) {
-        return Ok(SetUp::Done(path));
+        return Ok(path);
     }
     let dir = open::create_dirs_beneath(parent.as_fd(), volume.as_str(), 0o777).map_err(open_error)?;
     if !is_mounted {
@@ -96,7 +86,6 @@ pub fn set_up(
         rustix::fs::fchmod(&dir, Mode::from_raw_mode(0o777)).map_err(mode_error)?;
         match medium {
             Medium::Disk => {}
-            _ if !may_mount => return Ok(SetUp::NeedsMount),
             Medium::Memory { size_limit } => {
                 mount::tmpfs(dir.as_fd(), &Tmpfs { size: size_limit, noswap: true }).map_err(mount_error)?;
             }
@@ -114,7 +103,7 @@ pub fn set_up(
     }
     let meta_dir = open::create_dirs_beneath(pod_dir.as_fd(), &meta, 0o750).map_err(open_error)?;
     open::beneath(meta_dir.as_fd(), "ready", OFlags::WRONLY | OFlags::CREATE, 0o640).map_err(open_error)?;
-    Ok(SetUp::Done(path))
+    Ok(path)
 }
 
 /// Single entries that cannot be changed are told and left, as upstream leaves them.

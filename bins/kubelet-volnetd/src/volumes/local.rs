@@ -16,9 +16,9 @@ use rustix::mount::MountAttrFlags;
 use serde::{Deserialize, Serialize};
 
 use super::disk::place::Plugin;
-use super::empty_dir::{Group, SetUp};
+use super::empty_dir::Group;
 use super::ownership::{self, Access};
-use super::{VolumeError, pod_dir};
+use super::{SetUp, VolumeError, pod_dir};
 use crate::node::Settings;
 
 /// What the volume is.

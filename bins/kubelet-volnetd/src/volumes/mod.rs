@@ -21,6 +21,7 @@ use bulkhead_sys::mount::MountError;
 use bulkhead_sys::open::{self, OpenError};
 use bulkhead_sys::tree::TreeError;
 use bulkhead_types::{PodUid, VolumeName, escape_qualified_name};
+use serde::{Deserialize, Serialize};
 
 use crate::journal::JournalError;
 use crate::node::Settings;
@@ -45,6 +46,15 @@ pub const NFS: &str = "kubernetes.io/nfs";
 
 /// Volumes that are the host's own.
 pub const HOST_PATH: &str = "kubernetes.io/host-path";
+
+/// Whether the volume is set up.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SetUp {
+    /// Its path on the host.
+    Done(PathBuf),
+    /// Something has to be mounted, which is written into the journal first.
+    NeedsMount,
+}
 
 /// Why a volume verb failed.
 #[derive(Debug, thiserror::Error)]

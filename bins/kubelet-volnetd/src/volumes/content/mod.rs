@@ -9,6 +9,7 @@ mod plan;
 mod write;
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 
 use bulkhead_sys::memfd;
 use bulkhead_sys::open;
@@ -18,7 +19,7 @@ use prost::Message;
 pub use files::{Content, FilePath};
 pub use write::WriteError;
 
-use super::empty_dir::{self, Medium, SetUp};
+use super::empty_dir::{self, Medium};
 use super::{VolumeError, pod_dir};
 use crate::node::Settings;
 use crate::validate::{self, InvalidRequest};
@@ -92,12 +93,11 @@ pub fn set_up(
     plugin: Plugin,
     size_limit: Option<u64>,
     mount_points: &[FilePath],
-    may_mount: bool,
-) -> Result<SetUp, VolumeError> {
+) -> Result<PathBuf, VolumeError> {
     let medium = if plugin.in_memory() { Medium::Memory { size_limit } } else { Medium::Disk };
     let place = empty_dir::Place { plugin: plugin.name(), volume, marker: &marker(volume.as_str()) };
-    let done = empty_dir::set_up(settings, pod, place, medium, None, may_mount)?;
-    if done != SetUp::NeedsMount && !mount_points.is_empty() {
+    let path = empty_dir::set_up(settings, pod, place, medium, None)?;
+    if !mount_points.is_empty() {
         let dir = open_volume(settings, pod, volume, plugin)?;
         for inside in mount_points {
             open::create_dirs_beneath(dir.as_fd(), inside.as_str(), 0o755).map_err(|source| VolumeError::Open {
@@ -107,7 +107,7 @@ pub fn set_up(
             })?;
         }
     }
-    Ok(done)
+    Ok(path)
 }
 
 /// Takes the files out of a sealed memfd.

@@ -24,8 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use self::negotiation::{Next, next, words};
 use self::options::{InvalidOption, Options};
-use super::empty_dir::SetUp;
-use super::{NFS, VolumeError, pod_dir};
+use super::{NFS, SetUp, VolumeError, pod_dir};
 use crate::node::Settings;
 use crate::validate::{self, InvalidRequest};
 
