@@ -76,6 +76,8 @@ pub struct Context<'a> {
     pub owner: Option<&'a Owner>,
     /// Another static pod of the same name has not ended: the mirror pod is still that one's.
     pub namesake: bool,
+    /// The final DELETE was accepted, and nothing happened to the object since.
+    pub deletion_pending: bool,
     pub now: Timestamp,
 }
 
@@ -130,8 +132,13 @@ fn for_pod(desired: &Desired, around: Context<'_>) -> Result<Decision, Refusal> 
         return Ok(Decision::Nothing);
     };
     let old = parse(&api.status).ok_or(Refusal::Copy)?;
+    let may_go = api.deleting && desired.may_delete && is_terminal(phase(&old));
     match patch(desired, api, &old, around.now)? {
-        Decision::Nothing if api.deleting && desired.may_delete && is_terminal(phase(&old)) => Ok(Decision::DeletePod),
+        Decision::Nothing if may_go => Ok(Decision::DeletePod),
+        // What nobody acts upon is not told of an object that goes now; of one that a finalizer holds it is.
+        Decision::Patch { urgency: Urgency::Minor, .. } if may_go && !around.deletion_pending => {
+            Ok(Decision::DeletePod)
+        }
         decision => Ok(decision),
     }
 }

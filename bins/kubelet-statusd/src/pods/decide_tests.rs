@@ -36,7 +36,7 @@ fn copy(status: Value) -> ApiCopy {
 }
 
 fn around<'a>(api: Option<&'a ApiCopy>, owner: Option<&'a Owner>) -> Context<'a> {
-    Context { api, owner, namesake: false, now: Timestamp::UNIX_EPOCH }
+    Context { api, owner, namesake: false, deletion_pending: false, now: Timestamp::UNIX_EPOCH }
 }
 
 fn for_api(desired: &Desired, api: &ApiCopy) -> Decision {
@@ -137,6 +137,23 @@ fn the_end_first_the_deletion_second() {
     wanted.may_delete = true;
     wanted.status = br#"{"phase":"Running"}"#[..].into();
     assert_eq!(for_api(&wanted, &ApiCopy { status: br#"{"phase":"Running"}"#[..].into(), ..api }), Decision::Nothing);
+}
+
+#[test]
+fn what_nobody_acts_upon_is_told_of_an_object_that_stays_alone() {
+    let with = |sandbox: &str, reason: &str| {
+        let condition = json!({"type": "PodReadyToStartContainers", "status": sandbox});
+        json!({"phase": "Failed", "reason": reason, "conditions": [condition]})
+    };
+    let wanted = |status, may_delete| Desired { may_delete, containers_may_run: false, ..desired(status) };
+    let api = ApiCopy { deleting: true, ..copy(with("True", "a")) };
+    let told = |decision: &Decision| matches!(decision, Decision::Patch { .. });
+    assert_eq!(for_api(&wanted(with("False", "a"), true), &api), Decision::DeletePod);
+    assert!(told(&for_api(&wanted(with("False", "a"), false), &api)), "something of it is left");
+    assert!(told(&for_api(&wanted(with("False", "b"), true), &api)), "a reason is read");
+    // The server has taken the DELETE, and a finalizer holds the object.
+    let held = Context { deletion_pending: true, ..around(Some(&api), None) };
+    assert!(told(&decide(&wanted(with("False", "a"), true), held)));
 }
 
 #[test]

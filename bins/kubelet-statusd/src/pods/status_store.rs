@@ -22,8 +22,9 @@ use crate::api_writer::gate::{ANSWERED, Gate, Jitter};
 pub const IN_FLIGHT: usize = 8;
 /// Changes of one pod that come together are written together.
 const SETTLE: Duration = Duration::from_millis(3);
-/// How long a change that nobody acts upon waits for another; longer for a pod that is being deleted, whose end is near.
-const MINOR: Duration = Duration::from_millis(500);
+/// How long a change that nobody acts upon waits for another: a look of upstream's relist, which shows it no sooner. Longer for a pod
+/// that is being deleted, whose end is near.
+const MINOR: Duration = Duration::from_secs(1);
 const MINOR_DELETING: Duration = Duration::from_secs(2);
 /// Somebody else wrote over our status: we write again, but not in a race (upstream's period of reconciliation).
 const RECONCILE: Duration = Duration::from_secs(10);
@@ -198,7 +199,8 @@ impl StatusStore {
             return None;
         }
         let api = entry.api();
-        let around = Context { api: api.as_ref(), owner: owner.as_ref(), namesake, now: wall };
+        let deletion_pending = entry.deletion_pending();
+        let around = Context { api: api.as_ref(), owner: owner.as_ref(), namesake, deletion_pending, now: wall };
         let look_at = entry.unseen_since().map(|since| since + LOOK_AFTER);
         let action = match look_at {
             _ if entry.look => Some(Action::Look),
