@@ -10,8 +10,9 @@ use bulkhead_ipc::syncd::{PodState, WorkerState};
 use bulkhead_testkit::agent::PodWatch;
 use bulkhead_testkit::floor::{Floor, FloorPod};
 use bulkhead_testkit::wait::eventually;
-use bulkhead_testkit::{LONG, Lab, Node, Pod, Release, processes};
+use bulkhead_testkit::{Cluster, LONG, Lab, Node, NodeBuilder, Pod, Release, processes};
 use nix::sys::signal::Signal;
+use serde_json::json;
 
 /// How much of everything.
 #[derive(Debug, Clone)]
@@ -303,6 +304,16 @@ fn is_of(pod: &PodState, container: &str, cri: &bulkhead_testkit::cri::Cri) -> b
 pub fn lab(release: Release) -> Result<Lab> {
     let beside = std::env::var_os("BULKHEAD_BESIDE").is_some();
     if beside { Lab::start_beside_on(release) } else { Lab::start_alone_on(release) }
+}
+
+/// A member of a cluster with the cluster's DNS, as kubeadm configures it. Without that each pod's start has two events more, which say
+/// so.
+///
+/// # Errors
+/// As [`NodeBuilder::joins`].
+pub fn member(lab: &Lab, name: &str, cluster: &Cluster) -> Result<NodeBuilder> {
+    let node = lab.node(name).joins(cluster)?;
+    Ok(node.config("clusterDNS", json!(["10.96.0.10"])).config("clusterDomain", json!("cluster.local")))
 }
 
 /// What each program's processes have used since their start, workers among them. One that ends meanwhile is left out.

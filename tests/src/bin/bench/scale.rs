@@ -79,7 +79,7 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
     let most = plan.pods.iter().copied().max().context("no number of pods")?;
     let lab = measure::lab(Release::from_environment()?)?;
     let cluster = lab.cluster()?;
-    let node = lab.node(NODE).config("maxPods", json!(most)).joins(&cluster)?.start()?;
+    let node = measure::member(&lab, NODE, &cluster)?.config("maxPods", json!(most)).start()?;
     cluster.wait_for("nodes", "", NODE, "the node is ready", |node| condition(node, "Ready"))?;
     let admin = Credential::Certificate(cluster.client_certificate("bench", MASTERS, HOUR)?);
     let https = Https::new(SocketAddr::new(lab.netns().address().into(), NODE_PORT), &admin);

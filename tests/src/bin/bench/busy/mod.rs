@@ -144,7 +144,7 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
     more_files()?;
     let lab = measure::lab(Release::from_environment()?)?;
     let cluster = lab.cluster()?;
-    let node = lab.node(NODE).config("maxPods", json!(plan.pods + SPARE)).joins(&cluster)?.start()?;
+    let node = measure::member(&lab, NODE, &cluster)?.config("maxPods", json!(plan.pods + SPARE)).start()?;
     cluster.wait_for("nodes", "", NODE, "the node is ready", |node| condition(node, "Ready"))?;
     let admin = Credential::Certificate(cluster.client_certificate("bench", MASTERS, HOUR)?);
     let https = Https::new(SocketAddr::new(lab.netns().address().into(), NODE_PORT), &admin);

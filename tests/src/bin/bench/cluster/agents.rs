@@ -67,7 +67,7 @@ impl Agent {
     /// # Errors
     /// It does not start, or its Node does not become ready.
     pub fn node(lab: &Lab, cluster: &Cluster) -> Result<Self> {
-        let node = lab.node("bench").joins(cluster)?.start()?;
+        let node = measure::member(lab, "bench", cluster)?.start()?;
         Self::Node(node).ready(cluster)
     }
 
@@ -82,7 +82,7 @@ impl Agent {
         std::fs::create_dir_all(&folder)?;
         // Under the name by which the lab knows a node's processes.
         symlink(program, folder.join("kubelet"))?;
-        let mut node = lab.node("upstream").joins(cluster)?.programs(&folder).prepare()?;
+        let mut node = measure::member(&lab, "upstream", cluster)?.programs(&folder).prepare()?;
         node.launch()?;
         Self::Upstream(node).ready(cluster)
     }

@@ -61,7 +61,7 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
     let (endpoint, serving) = collector.serve(lab.netns().gateway())?;
     let cluster = lab.cluster()?;
     let tracing = json!({"endpoint": endpoint, "samplingRatePerMillion": 1_000_000});
-    let node = lab.node(NODE).config("tracing", tracing).joins(&cluster)?.start()?;
+    let node = measure::member(&lab, NODE, &cluster)?.config("tracing", tracing).start()?;
     cluster.wait_for("nodes", "", NODE, "the node is ready", |node| condition(node, "Ready"))?;
     std::thread::sleep(measure::SETTLE);
 

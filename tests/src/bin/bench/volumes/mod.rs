@@ -114,7 +114,7 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
 
     progress("an API server, a node, a driver");
     let cluster = lab.cluster()?;
-    let node = lab.node(NODE).joins(&cluster)?.start()?;
+    let node = measure::member(&lab, NODE, &cluster)?.start()?;
     cluster.wait_for("nodes", "", NODE, "the node is ready", |node| condition(node, "Ready"))?;
     maps(&cluster)?;
     if plan.local_only {
