@@ -13,6 +13,15 @@ use crate::schedule::Family;
 /// The variable that names the mutant in force.
 pub const VARIABLE: &str = "BULKHEAD_MUTANT";
 
+/// The variable that says, when a copy is built, where it was copied from: the copy is gone when its program runs.
+pub const COPIED_FROM: &str = "BULKHEAD_COPIED_FROM";
+
+/// The top of the workspace, with what a run reads of it.
+pub const WORKSPACE: &str = match option_env!("BULKHEAD_COPIED_FROM") {
+    Some(workspace) => workspace,
+    None => concat!(env!("CARGO_MANIFEST_DIR"), "/../.."),
+};
+
 /// One mistake.
 #[derive(Debug, Clone, Copy)]
 pub struct Mutant {

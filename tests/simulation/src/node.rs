@@ -669,7 +669,7 @@ impl Node {
         self.syncd = Seat::taken(process);
         let mut world = self.world.lock();
         world.life = self.lives;
-        world.resources.syncd_starts();
+        world.resources.syncd_starts(self.lives == 1);
         world.forget_unwritten();
         Ok(())
     }
