@@ -155,7 +155,7 @@ fn find_mutants(matches: &clap::ArgMatches) -> Result<bool> {
         let seconds = || search::taken().saturating_sub(began).as_secs_f64();
         // A mistake that has been found once may take thousands of seeds to be found again. What was kept for it comes first.
         let same = kept.iter().filter(|(_, schedule)| mutant.only.is_none_or(|family| family == schedule.family));
-        let (own, others): (Vec<_>, Vec<_>) = same.partition(|(name, _)| name == mutant.name);
+        let (own, others): (Vec<_>, Vec<_>) = same.partition(|(name, _)| mutant.is_found_in(name));
         let mut found_in = None;
         for (name, schedule) in own.into_iter().chain(others) {
             let outcome = search::run(&program, schedule, Some(mutant.name))?;
