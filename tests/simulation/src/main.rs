@@ -155,17 +155,18 @@ fn find_mutants(matches: &clap::ArgMatches) -> Result<bool> {
         let seconds = || search::taken().saturating_sub(began).as_secs_f64();
         // A mistake that has been found once may take thousands of seeds to be found again. What was kept for it comes first.
         let same = kept.iter().filter(|(_, schedule)| mutant.only.is_none_or(|family| family == schedule.family));
-        let (own, others): (Vec<_>, Vec<_>) = same.partition(|(name, _)| name == mutant.name);
+        let (own, others): (Vec<_>, Vec<_>) = same.partition(|(name, _)| mutant.is_found_in(name));
         let mut found_in = None;
         for (name, schedule) in own.into_iter().chain(others) {
             let outcome = search::run(&program, schedule, Some(mutant.name))?;
             if let Some(check) = outcome.check() {
-                found_in = Some((name, check.to_owned()));
+                found_in = Some((name, schedule, check.to_owned()));
                 break;
             }
         }
-        if let Some((name, check)) = found_in {
+        if let Some((name, schedule, check)) = found_in {
             println!("{:<17} {check:<20} kept {name} {:>6.1} s  {}", mutant.name, seconds(), mutant.mistake);
+            all &= holds_without(&program, schedule)?;
             continue;
         }
         let most = Some(began + MUTANT_TIME);
@@ -179,6 +180,7 @@ fn find_mutants(matches: &clap::ArgMatches) -> Result<bool> {
                     "{:<17} {check:<20} seed {:<6} {seconds:>6.1} s  {}",
                     mutant.name, failed.seed, mutant.mistake
                 );
+                all &= holds_without(&program, &Schedule::of(failed.seed, mutant.only))?;
                 if matches.contains_id("keep") {
                     let schedule = Schedule::of(failed.seed, mutant.only);
                     let (schedule, _) = search::shrink(&program, &schedule, check, Some(mutant.name))?;
@@ -193,6 +195,15 @@ fn find_mutants(matches: &clap::ArgMatches) -> Result<bool> {
         all &= !found.failed.is_empty();
     }
     Ok(all)
+}
+
+/// It is the mutant that was found, and not something that is wrong without it.
+fn holds_without(program: &Path, schedule: &Schedule) -> Result<bool> {
+    let outcome = search::run(program, schedule, None)?;
+    if let Some(broken) = outcome.broken.first() {
+        println!("{:<17} WITHOUT A MUTANT, TOO: {broken}", "");
+    }
+    Ok(outcome.broken.is_empty())
 }
 
 /// What once broke a check, by its name.
@@ -229,6 +240,7 @@ fn with_mutants() -> Result<PathBuf> {
         .args(["build", "--locked", "--quiet", "--package", "bulkhead-simulation", "--profile", profile])
         .arg("--target-dir")
         .arg(target)
+        .env(mutants::COPIED_FROM, &workspace)
         .current_dir(&copy)
         .status()
         .context("starting cargo")?;

@@ -13,6 +13,15 @@ use crate::schedule::Family;
 /// The variable that names the mutant in force.
 pub const VARIABLE: &str = "BULKHEAD_MUTANT";
 
+/// The variable that says, when a copy is built, where it was copied from: the copy is gone when its program runs.
+pub const COPIED_FROM: &str = "BULKHEAD_COPIED_FROM";
+
+/// The top of the workspace, with what a run reads of it.
+pub const WORKSPACE: &str = match option_env!("BULKHEAD_COPIED_FROM") {
+    Some(workspace) => workspace,
+    None => concat!(env!("CARGO_MANIFEST_DIR"), "/../.."),
+};
+
 /// One mistake.
 #[derive(Debug, Clone, Copy)]
 pub struct Mutant {
@@ -835,7 +844,33 @@ pub const MUTANTS: [Mutant; 99] = [
     },
 ];
 
+/// Kept schedules, by name, that find mutants of other names.
+pub const FOUND_IN: [(&str, &[&str]); 13] = [
+    ("full-and-pressed", &["blinks", "admits-all", "pressure-waits"]),
+    ("kill-untold", &["kill-unread", "kill-by-each"]),
+    (
+        "killed-while-one-is-evicted",
+        &["not-in-flight", "forgets-evicted", "runs-no-more", "soft-at-once", "long-grace"],
+    ),
+    ("made-and-never-started", &["hidden-end"]),
+    ("memory-by-priority", &["rank-by-use", "critical-goes"]),
+    ("older-write-last", &["older-write", "not-reserved"]),
+    ("purged-newest-first", &["newest-first"]),
+    ("refused-after-a-restart", &["left-by-refused", "cpus-twice"]),
+    ("removed-while-allocating", &["shared-stay", "given-away"]),
+    ("rotated-logs", &["not-taken-back", "never-opened", "asks-twice", "logs-pile-up", "newest-goes"]),
+    ("two-patches", &["no-second-try"]),
+    ("volume-reported-before", &["early-unmount", "early-unstage"]),
+    ("watches-that-fail", &["relist-keeps", "away-is-gone", "foreign-lost", "early-delete"]),
+];
+
 impl Mutant {
+    /// The kept schedule of this name is there for it.
+    pub fn is_found_in(&self, kept: &str) -> bool {
+        let others = || FOUND_IN.iter().any(|(name, mutants)| *name == kept && mutants.contains(&self.name));
+        self.name == kept || others()
+    }
+
     fn condition(&self) -> String {
         format!("std::env::var_os({VARIABLE:?}).is_some_and(|name| name == {:?})", self.name)
     }

@@ -173,10 +173,10 @@ impl Resources {
         self.connected = Some(kernel::now());
     }
 
-    /// Another life of kubelet-syncd begins, which knows no plugin.
-    pub fn syncd_starts(&mut self) {
+    /// A life of kubelet-syncd begins, which knows no plugin. `is_first`: there was none before it, so nothing is wrong.
+    pub fn syncd_starts(&mut self, is_first: bool) {
         self.connected = None;
-        if kernel::now() > Duration::ZERO {
+        if !is_first {
             self.disturb();
         }
     }

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use bulkhead_simulation::checks::NAMES;
-use bulkhead_simulation::mutants::MUTANTS;
+use bulkhead_simulation::mutants::{FOUND_IN, MUTANTS};
 use bulkhead_simulation::schedule::{Family, Schedule};
 use bulkhead_simulation::search::{self, Plan};
 
@@ -72,6 +72,22 @@ fn every_mutant_fits_the_source() {
     for mutant in MUTANTS {
         let text = std::fs::read_to_string(workspace().join(mutant.file())).unwrap();
         mutant.edit(&text).unwrap();
+    }
+}
+
+/// A schedule that is tried first for a mutant is there, and of the mutant's family.
+#[test]
+fn what_finds_a_mutant_is_kept() {
+    let folder = std::fs::read_dir(workspace().join("tests/fixtures/simulation")).unwrap();
+    let paths: Vec<PathBuf> = folder.map(|entry| entry.unwrap().path()).collect();
+    for (kept, mutants) in FOUND_IN {
+        let is_it = |path: &&PathBuf| path.file_name().unwrap().to_string_lossy().starts_with(&format!("{kept}."));
+        let path = paths.iter().find(is_it).unwrap_or_else(|| panic!("{kept} is not there"));
+        let schedule: Schedule = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        for name in mutants {
+            let mutant = MUTANTS.iter().find(|mutant| mutant.name == *name).unwrap_or_else(|| panic!("no {name}"));
+            assert_eq!(mutant.only, Some(schedule.family), "{name} in {kept}");
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use bulkhead_types::Process as Name;
 
 use super::{Node, listen};
 use crate::gateway::{self, Edge};
+use crate::mutants::WORKSPACE;
 use crate::schedule::{Deed, Program, Schedule};
 use crate::versions::{Age, Record};
 use crate::versions_schedule::VersionDeed;
@@ -35,7 +36,7 @@ impl Node {
     /// Somebody stands between the processes from here on.
     pub(super) fn mix(&mut self) -> Result<()> {
         self.is_mixed = true;
-        let record = Record::newest(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."))?;
+        let record = Record::newest(Path::new(WORKSPACE))?;
         let record = Arc::new(record);
         let machine = self.machine.handle().context("no machine")?;
         let between = |socket: PathBuf, from: Program, to: Program| -> Result<()> {
