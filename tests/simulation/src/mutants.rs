@@ -38,7 +38,7 @@ pub struct Mutant {
 }
 
 /// All of them, in the order of a pod's life.
-pub const MUTANTS: [Mutant; 99] = [
+pub const MUTANTS: [Mutant; 101] = [
     Mutant {
         name: "takes-over",
         mistake: "after a restart an edited manifest takes over the pod from before the edit, which still ends (as it was until this found it)",
@@ -776,6 +776,24 @@ pub const MUTANTS: [Mutant; 99] = [
         file: "bins/kubelet-evictiond/src/oom/watch.rs",
         from: "    watch.parts.log.rewind()?;",
         to: "    watch.parts.log.rewind()?;\n    while MUTANT && watch.parts.log.read(&mut watch.buffer)? != Read::Nothing {}",
+    },
+    Mutant {
+        name: "kill-refused",
+        mistake: "a kill that kubelet-syncd of the version before cannot be told counts as refused, and is told to nobody",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-evictiond/src/oom/watch.rs",
+        from: "Err(status) if status.code() == tonic::Code::InvalidArgument => {",
+        to: "Err(status)\n                    if status.code() == tonic::Code::InvalidArgument\n                        \
+             || MUTANT && status.code() == tonic::Code::Unimplemented =>\n                {",
+    },
+    Mutant {
+        name: "rotation-ends",
+        mistake: "the rotation of logs is over when kubelet-syncd of the version before knows nothing of it",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-evictiond/src/logs/manager.rs",
+        from: "                Err(status) => {\n                    tracing::debug!(code = ?status.code(), \"logs are not looked at",
+        to: "                Err(status) if MUTANT && status.code() == Code::Unimplemented => return,\n                \
+             Err(status) => {\n                    tracing::debug!(code = ?status.code(), \"logs are not looked at",
     },
     Mutant {
         name: "kill-by-each",

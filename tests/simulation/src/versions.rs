@@ -179,6 +179,11 @@ impl Record {
         Some(message)
     }
 
+    /// A message of this name as the version before reads it.
+    pub fn cut(&self, name: &str, message: &[u8]) -> Vec<u8> {
+        self.rewrite(name, message, How::Cut).unwrap_or_else(|| message.to_vec())
+    }
+
     /// None: it is no message.
     fn rewrite(&self, name: &str, mut bytes: &[u8], how: How) -> Option<Vec<u8>> {
         let fields = self.messages.get(name);

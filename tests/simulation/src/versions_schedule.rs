@@ -52,9 +52,10 @@ impl fmt::Display for VersionDeed {
 /// A quarter of the runs of these families have other versions for a time: one process, or all of them, one after the other.
 pub(crate) fn faults(dice: &mut Dice, steps: &mut Vec<Step>, family: Family) {
     let programs: &[Program] = match family {
-        Family::Pods => &[Program::Syncd, Program::Volnetd],
-        Family::Api => &[Program::Syncd, Program::Volnetd, Program::Statusd],
-        _ => return,
+        Family::Pods | Family::Resources => &[Program::Syncd, Program::Volnetd],
+        Family::Api | Family::Volumes | Family::Claims => &[Program::Syncd, Program::Volnetd, Program::Statusd],
+        Family::Eviction => &[Program::Syncd, Program::Volnetd, Program::Statusd, Program::Evictiond],
+        Family::Probes | Family::Many => return,
     };
     if !dice.percent(25) {
         return;

@@ -1,7 +1,8 @@
 use bulkhead_ipc::common::{Cursor, HelloReply};
 use bulkhead_ipc::syncd::pod_update::Update;
 use bulkhead_ipc::syncd::{NodeState, PodState, PodUpdate, SourceState};
-use bulkhead_ipc::volnetd::WatchEvent;
+use bulkhead_ipc::volnetd::open_request::Kind;
+use bulkhead_ipc::volnetd::{CompressedLog, Manifest, OpenRequest, RotatedLog, WatchEvent};
 use prost::Message as _;
 
 use super::*;
@@ -75,5 +76,23 @@ fn what_is_no_message_stays_what_it_is() {
     for age in [Age::Before, Age::After] {
         let passed = record().passes("/kubelet.syncd.v1.Node/Watch", false, &broken, ends(age, Age::Same));
         assert_eq!(passed, [broken.to_vec()]);
+    }
+}
+
+#[test]
+fn what_is_opened_since_is_nothing_to_the_version_before() {
+    let record = record();
+    let kind = |kind: Kind| OpenRequest { id: 3, kind: Some(kind), ..OpenRequest::default() };
+    let link = OpenRequest { id: 3, link_compressed_log: Some(CompressedLog::default()), ..OpenRequest::default() };
+    let manifest = kind(Kind::Manifest(Manifest { index: 1, name: "a.json".into() }));
+    let nothing = OpenRequest { id: 3, ..OpenRequest::default() };
+    for (asked, understood) in [
+        (manifest.clone(), manifest),
+        (kind(Kind::RotatedLog(RotatedLog::default())), nothing.clone()),
+        (kind(Kind::CompressedLog(CompressedLog::default())), nothing.clone()),
+        (link, nothing),
+    ] {
+        let cut = record.cut("kubelet.volnetd.v1.OpenRequest", &asked.encode_to_vec());
+        assert_eq!(OpenRequest::decode(&*cut).unwrap(), understood, "{asked:?}");
     }
 }

@@ -24,6 +24,7 @@ use bulkhead_ipc::volnetd::open_request::Kind;
 use bulkhead_ipc::volnetd::volumes_server::{Volumes, VolumesServer};
 use bulkhead_ipc::volnetd::watches_server::{Watches, WatchesServer};
 use futures_util::Stream;
+use prost::Message as _;
 use rustix::fs::{Mode, OFlags};
 use tokio::net::UnixListener;
 use tokio::runtime::Handle;
@@ -35,7 +36,8 @@ use tonic::{Request, Response, Status};
 use crate::logs::Place;
 use crate::node::{POD_LOGS, PODS};
 use crate::runtime::change;
-use crate::schedule::Peer;
+use crate::schedule::{Peer, Program};
+use crate::versions::Age;
 use crate::volumes::REGISTRATION;
 use crate::world::{Shared, World};
 use crate::{csi_driver, device_plugin};
@@ -138,8 +140,33 @@ fn failed(error: impl std::error::Error) -> Status {
 }
 
 impl Model {
-    async fn answer(&self, request: BrokerRequest) -> Result<Option<OwnedFd>, Status> {
+    /// A request as the version before has it, where that is asked.
+    fn as_understood(&self, request: BrokerRequest) -> Result<BrokerRequest, Status> {
+        let record = {
+            let world = self.world.lock();
+            world.record.clone().filter(|_| world.age(Program::Volnetd) == Age::Before)
+        };
+        let Some(record) = record else { return Ok(request) };
+        let cut = |whole: &api::OpenRequest| {
+            let bytes = record.cut("kubelet.volnetd.v1.OpenRequest", &whole.encode_to_vec());
+            api::OpenRequest::decode(&*bytes).map_err(failed)
+        };
+        let nothing = || Status::invalid_argument("a request names exactly one kind");
         match request {
+            BrokerRequest::Open(kind) => {
+                let whole = api::OpenRequest { kind: Some(kind), ..api::OpenRequest::default() };
+                Ok(BrokerRequest::Open(cut(&whole)?.kind.ok_or_else(nothing)?))
+            }
+            BrokerRequest::LinkCompressedLog(log, file) => {
+                let whole = api::OpenRequest { link_compressed_log: Some(log), ..api::OpenRequest::default() };
+                Ok(BrokerRequest::LinkCompressedLog(cut(&whole)?.link_compressed_log.ok_or_else(nothing)?, file))
+            }
+            other => Ok(other),
+        }
+    }
+
+    async fn answer(&self, request: BrokerRequest) -> Result<Option<OwnedFd>, Status> {
+        match self.as_understood(request)? {
             BrokerRequest::Open(kind) => self.open(kind).map(Some),
             BrokerRequest::PutState(kind, content) if self.keeps_files() => {
                 let content = bulkhead_sys::memfd::read_sealed(&content, STATE_BYTES_MAX).map_err(failed)?;

@@ -17,7 +17,7 @@ use crate::memory::Memory;
 use crate::pressure::Pressure;
 use crate::resources::Resources;
 use crate::schedule::{Behaviour, CallFault, Peer, ProbeKind, Program, Shape};
-use crate::versions::Age;
+use crate::versions::{Age, Record};
 use crate::volumes::Volumes;
 
 /// How long a start takes to be noted, nanoseconds: of a container that ends sooner the end is before the start.
@@ -229,6 +229,8 @@ pub struct World {
     pub back_off: BackOff,
     /// Processes that are of another version than the source.
     pub ages: Vec<(Program, Age)>,
+    /// What the version before has, where processes of it come up.
+    pub record: Option<Arc<Record>>,
     /// The node has a CSI driver.
     pub has_driver: bool,
     pub wanted: BTreeMap<String, Wanted>,
@@ -300,6 +302,7 @@ impl Shared {
             memory: Memory::default(),
             back_off: BackOff::default(),
             ages: Vec::new(),
+            record: None,
             has_driver: false,
             wanted: BTreeMap::new(),
             past: BTreeMap::new(),

@@ -151,7 +151,12 @@ impl Node {
         let seats = [&self.syncd, &self.runtime, &self.volnetd, &evictiond.seat];
         let is_disturbed = seats.iter().any(|seat| seat.process.is_none() || seat.stopped.is_some());
         let mut world = self.world.lock();
-        if is_disturbed || world.pressure.is_blind() || world.pressure.walker_is_late() > Duration::ZERO {
+        // Versions that differ may know nothing of each other's work.
+        if is_disturbed
+            || !world.ages.is_empty()
+            || world.pressure.is_blind()
+            || world.pressure.walker_is_late() > Duration::ZERO
+        {
             world.pressure.disturb();
         }
         world.pressure.looks = looks && world.pressure.is_quiet_for(SETTLED);

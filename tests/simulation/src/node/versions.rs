@@ -55,7 +55,13 @@ impl Node {
             let paths = &cluster.config.paths;
             between(paths.socket(Name::Volnetd), Program::Statusd, Program::Volnetd)?;
             between(paths.socket(Name::Syncd), Program::Statusd, Program::Syncd)?;
+            if let Some(evictiond) = &self.evictiond {
+                between(paths.socket(Name::Evictiond), Program::Statusd, Program::Evictiond)?;
+                // Behind it is the relay, so that kubelet-syncd sees who it is.
+                between(evictiond.config.paths.socket(Name::Syncd), Program::Evictiond, Program::Syncd)?;
+            }
         }
+        self.world.lock().record = Some(record);
         Ok(())
     }
 
@@ -65,6 +71,7 @@ impl Node {
             Program::Syncd => Command::KillSyncd { down },
             Program::Statusd => Command::KillStatusd { down },
             Program::Volnetd => Command::RestartVolnetd { down },
+            Program::Evictiond => Command::KillEvictiond { down },
             _ => return,
         };
         // Of one that is away it is the next life that is of this version.
