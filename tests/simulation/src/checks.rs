@@ -9,7 +9,7 @@ use crate::schedule::{CALM, ContainerShape, ProbeKind, SETTLING, Shape};
 use crate::world::{Container, State, Told, World, uid_of, version_of};
 
 /// Names of all checks, for the documentation and the mutants.
-pub const NAMES: [&str; 82] = [
+pub const NAMES: [&str; 88] = [
     "one-instance",
     "one-pod-a-name",
     "wanted-runs-on",
@@ -90,6 +90,12 @@ pub const NAMES: [&str; 82] = [
     "oom-told",
     "end-as-it-was",
     "back-off",
+    "sized-as-given",
+    "given-as-asked",
+    "room-of-node",
+    "room-in-cgroup",
+    "restarts-for-it",
+    "sized-as-asked",
     "no-panic",
     "no-end",
 ];
@@ -140,6 +146,7 @@ impl World {
         self.check_order(&shape, &uid, &name, &this.sandbox);
         self.check_volumes_first(&this, &shape);
         self.check_resources(&this);
+        self.check_size(&this);
         self.check_claims_first(&this, &shape);
         self.check_back_off(&this);
         let is_regular = shape.containers.iter().any(|container| container.name == name);
@@ -407,6 +414,7 @@ impl World {
         }
         if self.has_api {
             self.check_api_end(&by_version, &restless);
+            self.check_sizes_end(&restless);
         }
         if self.has_driver {
             self.check_volumes_end();

@@ -217,6 +217,9 @@ pub(crate) fn manifest(pod: &str, shape: &Shape, version: u64) -> serde_json::Va
         {
             made.insert("restartPolicy".to_owned(), json!("Always"));
         }
+        if let Some(sized) = &shape.sized {
+            sized.put_into(&mut made, &c.name);
+        }
         let resources = limits(shape, c);
         if !resources.is_null() {
             made["resources"] = resources;
@@ -504,6 +507,9 @@ impl Node {
                 }
                 // kubelet-syncd's is the first: what it has decided is seen before others do something about it.
                 Node::look_at_pressure(&self.world, (place == 0).then_some(&self.state));
+                if place == 0 {
+                    self.world.lock().look_at_sizes();
+                }
             }
             self.wait_for_disk();
             if is_cut {
@@ -670,6 +676,7 @@ impl Node {
         let mut world = self.world.lock();
         world.life = self.lives;
         world.resources.syncd_starts();
+        world.sizes.life_begins(&self.state);
         world.forget_unwritten();
         Ok(())
     }
@@ -824,6 +831,7 @@ impl Node {
             | Deed::Delete { .. }
             | Deed::Replace { .. }
             | Deed::Meddle { .. }
+            | Deed::Resize { .. }
             | Deed::Api { .. }
             | Deed::CloseWatches
             | Deed::ForgetHistory
@@ -893,6 +901,7 @@ impl Node {
                 cluster.create(pod, shape);
             }
             Deed::Meddle { pod } => cluster.model.meddle(pod),
+            Deed::Resize { pod, sizes } => cluster.model.resize(pod, sizes),
             Deed::Api { fault } => cluster.model.fault(*fault),
             Deed::CloseWatches => cluster.model.close_watches(),
             Deed::ForgetHistory => {

@@ -231,7 +231,7 @@ impl AsyncFnOnceSend<v1::StopContainerResponse> for Stop {
                 let uid = container.uid().to_owned();
                 world.count_change(&uid);
                 world.check_grace(&uid, grace);
-                if !world.may_be_stopped_by_probe(&container) {
+                if !world.may_be_stopped_by_probe(&container) && !world.may_be_stopped_to_resize(&container) {
                     world.check_stop(&uid, &format!("container {}", container.name()));
                 }
                 if let Some(container) = world.containers.get_mut(&id) {
@@ -393,6 +393,11 @@ fn container_status(container: &Container) -> v1::ContainerStatus {
         annotations: container.config.annotations.clone(),
         mounts: container.config.mounts.clone(),
         log_path: log_path(container),
+        resources: container
+            .config
+            .linux
+            .as_ref()
+            .map(|linux| v1::ContainerResources { linux: linux.resources.clone(), ..Default::default() }),
         ..Default::default()
     }
 }
@@ -595,6 +600,9 @@ fn start_container(world: &mut World, id: &str) -> Result<Behaviour, Status> {
         found.state = State::Running;
         found.began = kernel::now();
         found.started = World::wall();
+    }
+    if !is_ghost {
+        world.check_room_in_cgroup(container.uid());
     }
     let logs = world.logs.entry(container.uid().to_owned()).or_default();
     logs.insert(container.name().to_owned(), container.restart_count());
@@ -878,6 +886,15 @@ impl RuntimeService for Model {
         })
     }
 
+    async fn container_stats(&self, request: Request<v1::ContainerStatsRequest>) -> Answer<v1::ContainerStatsResponse> {
+        let id = request.into_inner().container_id;
+        self.ask(move |world| {
+            let stats = world.stats_of(&id).ok_or_else(|| no_container(&id))?;
+            Ok(v1::ContainerStatsResponse { stats: Some(stats) })
+        })
+        .await
+    }
+
     async fn list_container_stats(
         &self,
         _: Request<v1::ListContainerStatsRequest>,
@@ -904,9 +921,9 @@ impl RuntimeService for Model {
         request: Request<v1::UpdateContainerResourcesRequest>,
     ) -> Answer<v1::UpdateContainerResourcesResponse> {
         let v1::UpdateContainerResourcesRequest { container_id: id, linux, .. } = request.into_inner();
-        let cpus = linux.unwrap_or_default().cpuset_cpus;
-        self.change(format!("UpdateContainerResources {id} to CPUs {cpus}"), move |world| {
-            world.move_container(&id, &cpus)?;
+        let resources = linux.unwrap_or_default();
+        self.change(crate::sizes::words(&id, &resources), move |world| {
+            world.update_container(&id, &resources)?;
             Ok(v1::UpdateContainerResourcesResponse {})
         })
         .await

@@ -17,6 +17,7 @@ use crate::memory::Memory;
 use crate::pressure::Pressure;
 use crate::resources::Resources;
 use crate::schedule::{Behaviour, CallFault, Peer, ProbeKind, Program, Shape};
+use crate::sizes::PodSizes;
 use crate::versions::Age;
 use crate::volumes::Volumes;
 
@@ -227,6 +228,8 @@ pub struct World {
     /// What the kernel has killed for want of memory, and how containers have ended.
     pub memory: Memory,
     pub back_off: BackOff,
+    /// CPU and memory that containers are given.
+    pub sizes: PodSizes,
     /// Processes that are of another version than the source.
     pub ages: Vec<(Program, Age)>,
     /// The node has a CSI driver.
@@ -299,6 +302,7 @@ impl Shared {
             pressure: Pressure::default(),
             memory: Memory::default(),
             back_off: BackOff::default(),
+            sizes: PodSizes::default(),
             ages: Vec::new(),
             has_driver: false,
             wanted: BTreeMap::new(),

@@ -6,6 +6,7 @@ mod life;
 mod logs;
 mod refusals;
 mod restart;
+mod sizes;
 mod stop;
 mod subject;
 
@@ -38,6 +39,7 @@ async fn hold(subject: &Subject) -> Result<()> {
         restart::containers_run_on,
         logs::a_log_that_was_renamed,
         logs::logs_are_opened_again,
+        sizes::what_a_container_is_given,
     )
 }
 

@@ -310,7 +310,10 @@ impl Subject {
     }
 
     pub async fn put_on_cpus(&self, id: &str, cpus: &str) -> Result<(), Status> {
-        let linux = v1::LinuxContainerResources { cpuset_cpus: cpus.to_owned(), ..Default::default() };
+        self.give(id, v1::LinuxContainerResources { cpuset_cpus: cpus.to_owned(), ..Default::default() }).await
+    }
+
+    pub async fn give(&self, id: &str, linux: v1::LinuxContainerResources) -> Result<(), Status> {
         let request = v1::UpdateContainerResourcesRequest {
             container_id: id.to_owned(),
             linux: Some(linux),
