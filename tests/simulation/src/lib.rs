@@ -10,7 +10,7 @@
 //! | [`coverage`] | which states and ways were seen |
 //! | [`world`] | what is true, and the story |
 //! | [`checks`], [`api_checks`] | what must hold |
-//! | [`runtime`], [`volnetd`], [`volnetd_csi`], [`apiserver`], [`attacher`], [`csi_driver`] | models of the peers |
+//! | [`runtime`], [`stop`], [`volnetd`], [`volnetd_csi`], [`apiserver`], [`attacher`], [`csi_driver`] | models of the peers |
 //! | [`allocator`], [`dra_driver`] | the same of controllers of claims, and of a DRA driver |
 //! | [`device_plugin`] | the same of a device plugin |
 //! | [`resources`], [`resources_schedule`] | devices and CPUs of containers' own: what is true and must hold; workload and faults |
@@ -21,6 +21,7 @@
 //! | [`memory`], [`memory_schedule`] | what the kernel kills for want of memory: its log, how containers have ended, what must hold; what comes to an end |
 //! | [`back_off`] | pauses between restarts |
 //! | [`sizes`], [`sizes_schedule`] | CPU and memory of containers that run: what is given and must hold; what is asked for |
+//! | [`hooks`], [`hooks_schedule`] | hooks of containers: how they run and what must hold; which there are |
 //! | [`versions`], [`versions_schedule`], [`gateway`] | what passes between processes of different versions; who is replaced; who stands between them |
 //! | [`disk`], [`disk_schedule`] | state files: what is there after a power cut, what must hold; faults of the disk |
 //! | [`logs`], [`logs_checks`] | files of containers' logs: what is true; what must hold |
@@ -48,6 +49,8 @@ pub mod disk;
 pub mod disk_schedule;
 pub mod dra_driver;
 pub mod gateway;
+pub mod hooks;
+pub mod hooks_schedule;
 pub mod logs;
 pub mod logs_checks;
 pub mod memory;
@@ -69,6 +72,7 @@ pub mod schedule;
 pub mod search;
 pub mod sizes;
 pub mod sizes_schedule;
+pub mod stop;
 pub mod versions;
 pub mod versions_schedule;
 pub mod volnetd;

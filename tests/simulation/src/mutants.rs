@@ -29,7 +29,7 @@ pub struct Mutant {
 }
 
 /// All of them, in the order of a pod's life.
-pub const MUTANTS: [Mutant; 103] = [
+pub const MUTANTS: [Mutant; 107] = [
     Mutant {
         name: "takes-over",
         mistake: "after a restart an edited manifest takes over the pod from before the edit, which still ends (as it was until this found it)",
@@ -867,6 +867,40 @@ pub const MUTANTS: [Mutant; 103] = [
         file: "bins/kubelet-syncd/runtime/src/allocation/book.rs",
         from: ".filter(|(uid, _)| allocated.contains_key(uid)));",
         to: ".filter(|(uid, _)| allocated.contains_key(uid) && !MUTANT));",
+    },
+    Mutant {
+        name: "hook-unwaited",
+        mistake: "a container is stopped while its preStop runs",
+        only: Some(Family::Pods),
+        file: "bins/kubelet-syncd/probes/src/hooks/pre_stop.rs",
+        from: "let _ = tokio::time::timeout(limit, ended.wait_for(|ended| *ended)).await;",
+        to: "let limit = if MUTANT { Duration::ZERO } else { limit };\n        \
+             let _ = tokio::time::timeout(limit, ended.wait_for(|ended| *ended)).await;",
+    },
+    Mutant {
+        name: "hook-again",
+        mistake: "a preStop that has ended runs again where its container could not be stopped",
+        only: Some(Family::Api),
+        file: "bins/kubelet-syncd/probes/src/hooks/pre_stop.rs",
+        from: "if before.is_some_and(|entry| entry.note.ended) {",
+        to: "if before.is_some_and(|entry| entry.note.ended) && !MUTANT {",
+    },
+    Mutant {
+        name: "open-gate",
+        mistake: "a container is told to run before its postStart has ended",
+        only: Some(Family::Pods),
+        file: "bins/kubelet-syncd/runtime/src/runtime/start.rs",
+        from: "let _closed = post_start.map(",
+        to: "let _closed = post_start.filter(|_| !MUTANT).map(",
+    },
+    Mutant {
+        name: "failed-hook",
+        mistake: "a container whose postStart has failed runs on",
+        only: Some(Family::Pods),
+        file: "bins/kubelet-syncd/runtime/src/runtime/start.rs",
+        from: "let Err(failed) = unless_cancelled(cancel, run).await? else { return Ok(()) };",
+        to: "let Err(failed) = unless_cancelled(cancel, run).await? else { return Ok(()) };\n        \
+             if MUTANT {\n            return Ok(());\n        }",
     },
 ];
 

@@ -220,6 +220,10 @@ pub(crate) fn manifest(pod: &str, shape: &Shape, version: u64) -> serde_json::Va
         if let Some(sized) = &shape.sized {
             sized.put_into(&mut made, &c.name);
         }
+        let lifecycle = shape.lifecycle(&c.name);
+        if !lifecycle.is_null() {
+            made["lifecycle"] = lifecycle;
+        }
         let resources = limits(shape, c);
         if !resources.is_null() {
             made["resources"] = resources;

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::claims_schedule::{ClaimsDeed, DeviceClaim, Dra};
 use crate::dice::Dice;
 use crate::disk_schedule::DiskDeed;
+use crate::hooks_schedule::Hooks;
 use crate::memory_schedule::MemoryDeed;
 use crate::pressure_schedule::{Asks, Plan, PressureDeed};
 use crate::probes_schedule::probes;
@@ -109,6 +110,8 @@ pub struct Shape {
     /// CPU and memory that its containers request, where they may be resized.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sized: Option<Sized>,
+    #[serde(default, skip_serializing_if = "Hooks::is_empty")]
+    pub hooks: Hooks,
 }
 
 /// What becomes of the next call that changes something.
@@ -580,6 +583,9 @@ impl fmt::Display for Shape {
                     write!(f, ", has {number} {what}")?;
                 }
             }
+            for hook in self.hooks.get(&container.name).into_iter().flatten() {
+                write!(f, ", {hook}")?;
+            }
             for probe in &container.probes {
                 let ProbeShape { kind, passes_after, fails_after, period, threshold } = probe;
                 write!(f, ", {} probe each {period} s passes after {passes_after} ms", kind.name())?;
@@ -695,6 +701,7 @@ impl Schedule {
         if family == Family::Api {
             crate::sizes_schedule::workload(&mut Dice::of(seed, "sizes"), &mut steps);
         }
+        crate::hooks_schedule::workload(&mut Dice::of(seed, "hooks"), &mut steps, family);
         steps.sort_by_key(|step| step.at);
         Schedule { seed, family, plan, steps }
     }

@@ -292,7 +292,7 @@ impl World {
             merge(found.config.linux.get_or_insert_default().resources.get_or_insert_default(), asked);
         }
         if self.sizes.pods.contains_key(container.uid()) {
-            self.count_change(&container.uid().to_owned());
+            self.count_change(container.uid());
             self.check_update(&container);
         }
         Ok(())
@@ -354,6 +354,12 @@ impl World {
         let memory = |sizes: &Sizes| sizes.get(container.name()).map_or(0, |size| size.memory);
         let all: BTreeSet<u64> = pod.ever.iter().chain(&pod.had).map(memory).collect();
         restarts && all.len() > 1
+    }
+
+    /// Another one for other resources of a container's.
+    pub fn size_mark(&self, container: &Container) -> String {
+        let given = self.sizes.pods.get(container.uid()).map_or(0, |pod| pod.ever.len());
+        format!("{given} {:?}", Real::of_container(container))
     }
 
     /// The cgroup of a pod holds what its containers may have together.

@@ -12,6 +12,7 @@ use crate::claims::Claims;
 use crate::claims_schedule::Dra;
 use crate::coverage::Coverage;
 use crate::dice::Dice;
+use crate::hooks::HookRuns;
 use crate::logs::Logs;
 use crate::memory::Memory;
 use crate::pressure::Pressure;
@@ -230,6 +231,8 @@ pub struct World {
     pub back_off: BackOff,
     /// CPU and memory that containers are given.
     pub sizes: PodSizes,
+    /// Hooks of containers.
+    pub hooks: HookRuns,
     /// Processes that are of another version than the source.
     pub ages: Vec<(Program, Age)>,
     /// The node has a CSI driver.
@@ -303,6 +306,7 @@ impl Shared {
             memory: Memory::default(),
             back_off: BackOff::default(),
             sizes: PodSizes::default(),
+            hooks: HookRuns::default(),
             ages: Vec::new(),
             has_driver: false,
             wanted: BTreeMap::new(),

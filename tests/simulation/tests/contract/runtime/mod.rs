@@ -23,6 +23,7 @@ async fn hold(subject: &Subject) -> Result<()> {
         life::lists_are_filtered,
         life::what_is_removed_is_stopped_first,
         life::a_command_in_a_container,
+        life::a_command_goes_with_its_container,
         refusals::names_are_reserved,
         refusals::what_is_unknown,
         refusals::everything_may_be_asked_twice,
