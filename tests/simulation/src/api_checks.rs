@@ -95,6 +95,8 @@ impl World {
         let mut now = object_of(pod);
         let before = self.objects.get(&uid).cloned();
         self.check_ends(pod);
+        self.sizes.is_told(&uid, pod);
+        self.check_starting_written(&uid, pod);
         if !now.is_mirror {
             if let Some(before) = &before {
                 self.check_forward(&uid, before, &now);

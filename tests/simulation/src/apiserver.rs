@@ -157,6 +157,9 @@ impl Model {
         match made {
             Ok(made) => {
                 let uid = made["metadata"]["uid"].as_str().map(str::to_owned);
+                if let Some(uid) = &uid {
+                    world.sizes.comes(uid, pod, shape);
+                }
                 let wanted = Wanted { shape: shape.clone(), version, since: kernel::now(), uid, is_edited: false };
                 world.wanted.insert(pod.to_owned(), wanted);
             }

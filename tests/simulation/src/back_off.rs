@@ -20,7 +20,8 @@ const SLACK: Duration = Duration::from_millis(10);
 struct Instance {
     id: String,
     sandbox: String,
-    image: String,
+    /// Its image and its resources: others begin anew (upstream `pkg/kubelet/kuberuntime/helpers.go` GetBackoffKey).
+    made_of: String,
     count: u32,
     /// Restarts that have surely raised the pause, up to its own.
     raised: u32,
@@ -56,17 +57,17 @@ impl BackOff {
         }
     }
 
-    /// A container starts. `disturbed`: when a call last went wrong, so that what was noted of it may have been taken back. What is too
-    /// early about it, if anything.
-    fn starts(&mut self, container: &Container, disturbed: Option<Duration>) -> Option<String> {
+    /// A container starts. `size`: stands for its resources. `disturbed`: when a call last went wrong, so that what was noted of it may
+    /// have been taken back. What is too early about it, if anything.
+    fn starts(&mut self, container: &Container, size: &str, disturbed: Option<Duration>) -> Option<String> {
         let now = kernel::now();
         let (key, count) = ((container.uid().to_owned(), container.name().to_owned()), container.restart_count());
         let image = container.config.image.as_ref().map(|image| image.image.clone()).unwrap_or_default();
+        let made_of = format!("{image} {size}");
         // Without its kept value a pause would be one of another sandbox, another image, or an instance that never ran.
-        let before = self
-            .newest
-            .get(&key)
-            .filter(|before| before.sandbox == container.sandbox && before.image == image && before.count + 1 == count);
+        let before = self.newest.get(&key).filter(|before| {
+            before.sandbox == container.sandbox && before.made_of == made_of && before.count + 1 == count
+        });
         let (mut raised, mut early) = (0, None);
         if let Some((before, ended)) = before.and_then(|before| Some((before, before.ended?))) {
             let is_sure = disturbed.is_none_or(|at| at < before.started) && !self.clock_was_set;
@@ -90,7 +91,7 @@ impl BackOff {
         let instance = Instance {
             id,
             sandbox: container.sandbox.clone(),
-            image,
+            made_of,
             count,
             raised,
             started: now,
@@ -105,8 +106,8 @@ impl BackOff {
 impl World {
     /// Before a container starts.
     pub fn check_back_off(&mut self, container: &Container) {
-        let disturbed = self.resources.disturbed();
-        if let Some(early) = self.back_off.starts(container, disturbed) {
+        let (disturbed, size) = (self.resources.disturbed(), self.size_mark(container));
+        if let Some(early) = self.back_off.starts(container, &size, disturbed) {
             let pod = self.short(container.uid());
             self.breaks("back-off", format!("{} of {pod} starts {early}", container.name()));
         }

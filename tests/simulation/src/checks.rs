@@ -9,7 +9,7 @@ use crate::schedule::{CALM, ContainerShape, ProbeKind, SETTLING, Shape};
 use crate::world::{Container, State, Told, World, uid_of, version_of};
 
 /// Names of all checks, for the documentation and the mutants.
-pub const NAMES: [&str; 82] = [
+pub const NAMES: [&str; 92] = [
     "one-instance",
     "one-pod-a-name",
     "wanted-runs-on",
@@ -90,6 +90,16 @@ pub const NAMES: [&str; 82] = [
     "oom-told",
     "end-as-it-was",
     "back-off",
+    "sized-as-given",
+    "given-as-asked",
+    "room-of-node",
+    "room-in-cgroup",
+    "restarts-for-it",
+    "sized-as-asked",
+    "pre-stop-first",
+    "hook-once",
+    "post-start-first",
+    "failed-hook-ends",
     "no-panic",
     "no-end",
 ];
@@ -99,7 +109,7 @@ const CHANGES_MAX: u64 = 600;
 /// Probes have found what is so within this time, milliseconds: the longest period, its threshold, and calls that are slow.
 const PROBE_SLACK: u64 = 90_000;
 /// A pod worker that brings its pod to life, as `kubelet.syncd.v1.WorkerState` counts it.
-const SYNCING: i32 = 2;
+pub(crate) const SYNCING: i32 = 2;
 /// At the end of the run the node says nothing for so long.
 pub(crate) const SILENCE: Duration = Duration::from_secs(200);
 
@@ -140,6 +150,7 @@ impl World {
         self.check_order(&shape, &uid, &name, &this.sandbox);
         self.check_volumes_first(&this, &shape);
         self.check_resources(&this);
+        self.check_size(&this);
         self.check_claims_first(&this, &shape);
         self.check_back_off(&this);
         let is_regular = shape.containers.iter().any(|container| container.name == name);
@@ -334,6 +345,7 @@ impl World {
         if self.pressure.on && now.worker == SYNCING && before.worker != SYNCING {
             self.check_admission(uid);
         }
+        self.check_starting_told(uid, &now);
         self.told.insert(uid.to_owned(), now);
         self.shown.insert(uid.to_owned());
     }
@@ -386,7 +398,8 @@ impl World {
                 let is_init = shape.init.iter().any(|i| i.name == c.name && !i.sidecar);
                 let again = if is_init { c.behaviour.exit_code != 0 && shape.restart_policy != "Never" } else { again };
                 let by_probe = c.is_ended_by_probe() && (c.sidecar || shape.restart_policy != "Never");
-                again && c.behaviour.ends_after.is_some() || by_probe
+                let by_hook = shape.fails_to_start(&c.name) && (c.sidecar || shape.restart_policy != "Never");
+                again && c.behaviour.ends_after.is_some() || by_probe || by_hook
             });
             match uid {
                 _ if refused.contains(version) => {
@@ -407,7 +420,9 @@ impl World {
         }
         if self.has_api {
             self.check_api_end(&by_version, &restless);
+            self.check_sizes_end(&restless);
         }
+        self.check_hooks_end();
         if self.has_driver {
             self.check_volumes_end();
         }

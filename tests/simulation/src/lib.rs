@@ -10,15 +10,18 @@
 //! | [`coverage`] | which states and ways were seen |
 //! | [`world`] | what is true, and the story |
 //! | [`checks`], [`api_checks`] | what must hold |
-//! | [`runtime`], [`volnetd`], [`volnetd_csi`], [`apiserver`], [`attacher`], [`csi_driver`] | models of the peers |
+//! | [`runtime`], [`stop`], [`volnetd`], [`volnetd_csi`], [`apiserver`], [`attacher`], [`csi_driver`] | models of the peers |
 //! | [`allocator`], [`dra_driver`] | the same of controllers of claims, and of a DRA driver |
 //! | [`device_plugin`] | the same of a device plugin |
 //! | [`resources`], [`resources_schedule`] | devices and CPUs of containers' own: what is true and must hold; workload and faults |
 //! | [`volumes`], [`volumes_schedule`] | volumes of claims: what is true and must hold; workload and faults |
 //! | [`claims`], [`claims_schedule`] | claims of drivers' devices: what is true and must hold; workload and faults |
+//! | [`probes_schedule`] | probes |
 //! | [`pressure`], [`pressure_checks`], [`pressure_schedule`] | what the node is short of: what is true; what must hold; workload and faults |
 //! | [`memory`], [`memory_schedule`] | what the kernel kills for want of memory: its log, how containers have ended, what must hold; what comes to an end |
 //! | [`back_off`] | pauses between restarts |
+//! | [`sizes`], [`sizes_schedule`] | CPU and memory of containers that run: what is given and must hold; what is asked for |
+//! | [`hooks`], [`hooks_schedule`] | hooks of containers: how they run and what must hold; which there are |
 //! | [`versions`], [`versions_schedule`], [`gateway`] | what passes between processes of different versions; who is replaced; who stands between them |
 //! | [`disk`], [`disk_schedule`] | state files: what is there after a power cut, what must hold; faults of the disk |
 //! | [`logs`], [`logs_checks`] | files of containers' logs: what is true; what must hold |
@@ -46,6 +49,8 @@ pub mod disk;
 pub mod disk_schedule;
 pub mod dra_driver;
 pub mod gateway;
+pub mod hooks;
+pub mod hooks_schedule;
 pub mod logs;
 pub mod logs_checks;
 pub mod memory;
@@ -57,6 +62,7 @@ pub mod outcome;
 pub mod pressure;
 pub mod pressure_checks;
 pub mod pressure_schedule;
+pub mod probes_schedule;
 pub mod process;
 pub mod relay;
 pub mod resources;
@@ -64,6 +70,9 @@ pub mod resources_schedule;
 pub mod runtime;
 pub mod schedule;
 pub mod search;
+pub mod sizes;
+pub mod sizes_schedule;
+pub mod stop;
 pub mod versions;
 pub mod versions_schedule;
 pub mod volnetd;

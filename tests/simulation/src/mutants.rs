@@ -38,7 +38,7 @@ pub struct Mutant {
 }
 
 /// All of them, in the order of a pod's life.
-pub const MUTANTS: [Mutant; 101] = [
+pub const MUTANTS: [Mutant; 109] = [
     Mutant {
         name: "takes-over",
         mistake: "after a restart an edited manifest takes over the pod from before the edit, which still ends (as it was until this found it)",
@@ -859,6 +859,75 @@ pub const MUTANTS: [Mutant; 101] = [
         from: "for instance in instances.skip(keep).collect::<Vec<_>>().into_iter().rev() {",
         to: "let mut instances: Vec<_> = instances.skip(keep).collect();\n            if !MUTANT {\n                \
              instances.reverse();\n            }\n            for instance in instances {",
+    },
+    Mutant {
+        name: "wish-is-grant",
+        mistake: "after a restart a pod has what it asks for, also where that was not granted",
+        only: Some(Family::Api),
+        file: "bins/kubelet-syncd/src/sync_loop/main_loop.rs",
+        from: "self.set_desired(uid, &pod, source, now);\n        self.node.allocations.take_up(uid, &pod);",
+        to: "self.set_desired(uid, &pod, source, now);\n        if MUTANT {\n            \
+             self.node.allocations.allocate(uid, &pod);\n            self.desired.grant(uid);\n        }\n        \
+             self.node.allocations.take_up(uid, &pod);",
+    },
+    Mutant {
+        name: "deferred-once",
+        mistake: "a resize for which there is no room is not tried again",
+        only: Some(Family::Api),
+        file: "bins/kubelet-syncd/src/sync_loop/resize.rs",
+        from: "Tried::Waits => self.wait_for_resize(&uid),",
+        to: "Tried::Waits if !MUTANT => self.wait_for_resize(&uid),\n                Tried::Waits => {}",
+    },
+    Mutant {
+        name: "refused-is-done",
+        mistake: "a container counts as resized when the runtime has refused that",
+        only: Some(Family::Api),
+        file: "bins/kubelet-syncd/runtime/src/runtime/resize/act.rs",
+        from: "self.ports.update_container(&update.id, resources).await.map_err(ResizeError::Container)?;",
+        to: "let done = self.ports.update_container(&update.id, resources).await.map_err(ResizeError::Container);\n        \
+             if !MUTANT {\n            done?;\n        }",
+    },
+    Mutant {
+        name: "half-done",
+        mistake: "after a restart each container is thought to have what it was granted",
+        only: Some(Family::Api),
+        file: "bins/kubelet-syncd/runtime/src/allocation/book.rs",
+        from: ".filter(|(uid, _)| allocated.contains_key(uid)));",
+        to: ".filter(|(uid, _)| allocated.contains_key(uid) && !MUTANT));",
+    },
+    Mutant {
+        name: "hook-unwaited",
+        mistake: "a container is stopped while its preStop runs",
+        only: Some(Family::Pods),
+        file: "bins/kubelet-syncd/probes/src/hooks/pre_stop.rs",
+        from: "let _ = tokio::time::timeout(limit, ended.wait_for(|ended| *ended)).await;",
+        to: "let limit = if MUTANT { Duration::ZERO } else { limit };\n        \
+             let _ = tokio::time::timeout(limit, ended.wait_for(|ended| *ended)).await;",
+    },
+    Mutant {
+        name: "hook-again",
+        mistake: "a preStop that has ended runs again where its container could not be stopped",
+        only: Some(Family::Api),
+        file: "bins/kubelet-syncd/probes/src/hooks/pre_stop.rs",
+        from: "if before.is_some_and(|entry| entry.note.ended) {",
+        to: "if before.is_some_and(|entry| entry.note.ended) && !MUTANT {",
+    },
+    Mutant {
+        name: "open-gate",
+        mistake: "a container is told to run before its postStart has ended",
+        only: Some(Family::Pods),
+        file: "bins/kubelet-syncd/runtime/src/runtime/start.rs",
+        from: "let _closed = post_start.map(",
+        to: "let _closed = post_start.filter(|_| !MUTANT).map(",
+    },
+    Mutant {
+        name: "failed-hook",
+        mistake: "a container whose postStart has failed runs on",
+        only: Some(Family::Pods),
+        file: "bins/kubelet-syncd/runtime/src/runtime/start.rs",
+        from: "let Err(failed) = unless_cancelled(cancel, run).await? else { return Ok(()) };",
+        to: "let Err(failed) = unless_cancelled(cancel, run).await? else { return Ok(()) };\n        \
+             if MUTANT {\n            return Ok(());\n        }",
     },
 ];
 

@@ -218,6 +218,13 @@ pub(crate) fn manifest(pod: &str, shape: &Shape, version: u64) -> serde_json::Va
         {
             made.insert("restartPolicy".to_owned(), json!("Always"));
         }
+        if let Some(sized) = &shape.sized {
+            sized.put_into(&mut made, &c.name);
+        }
+        let lifecycle = shape.lifecycle(&c.name);
+        if !lifecycle.is_null() {
+            made["lifecycle"] = lifecycle;
+        }
         let resources = limits(shape, c);
         if !resources.is_null() {
             made["resources"] = resources;
@@ -505,6 +512,9 @@ impl Node {
                 }
                 // kubelet-syncd's is the first: what it has decided is seen before others do something about it.
                 Node::look_at_pressure(&self.world, (place == 0).then_some(&self.state));
+                if place == 0 {
+                    self.world.lock().look_at_sizes();
+                }
             }
             self.wait_for_disk();
             if is_cut {
@@ -671,6 +681,7 @@ impl Node {
         let mut world = self.world.lock();
         world.life = self.lives;
         world.resources.syncd_starts(self.lives == 1);
+        world.sizes.life_begins(&self.state);
         world.forget_unwritten();
         Ok(())
     }
@@ -825,6 +836,7 @@ impl Node {
             | Deed::Delete { .. }
             | Deed::Replace { .. }
             | Deed::Meddle { .. }
+            | Deed::Resize { .. }
             | Deed::Api { .. }
             | Deed::CloseWatches
             | Deed::ForgetHistory
@@ -894,6 +906,7 @@ impl Node {
                 cluster.create(pod, shape);
             }
             Deed::Meddle { pod } => cluster.model.meddle(pod),
+            Deed::Resize { pod, sizes } => cluster.model.resize(pod, sizes),
             Deed::Api { fault } => cluster.model.fault(*fault),
             Deed::CloseWatches => cluster.model.close_watches(),
             Deed::ForgetHistory => {

@@ -18,6 +18,7 @@ use tonic::{Request, Response, Status};
 
 use crate::node::PROBE_TIMEOUT;
 use crate::schedule::{Behaviour, CallFault, Peer, ProbeKind};
+use crate::stop::Stop;
 use crate::world::{Command, Container, Sandbox, Shared, State, World, uid_of, version_of};
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -206,75 +207,6 @@ impl AsyncFnOnceSend<()> for Pull {
     }
 }
 
-/// Stops a container: SIGTERM, and SIGKILL where it still runs at the end of the grace period. As with containerd, whoever has asked
-/// must still wait then (`internal/cri/server/container_stop.go` stopContainer): the signal stays sent, but the second one is not.
-struct Stop {
-    id: String,
-    grace: u64,
-    machine: Handle,
-}
-
-impl AsyncFnOnceSend<v1::StopContainerResponse> for Stop {
-    fn run(
-        self,
-        shared: Shared,
-        caller: Caller,
-    ) -> Pin<Box<dyn Future<Output = Result<v1::StopContainerResponse, Status>> + Send>> {
-        Box::pin(async move {
-            let Stop { id, grace, machine } = self;
-            let heeds = {
-                let mut world = shared.lock();
-                let Some(container) = world.containers.get(&id).cloned() else { return Err(no_container(&id)) };
-                if container.state != State::Running {
-                    return Ok(v1::StopContainerResponse {});
-                }
-                let uid = container.uid().to_owned();
-                world.count_change(&uid);
-                world.check_grace(&uid, grace);
-                if !world.may_be_stopped_by_probe(&container) {
-                    world.check_stop(&uid, &format!("container {}", container.name()));
-                }
-                if let Some(container) = world.containers.get_mut(&id) {
-                    container.is_stopped = true;
-                }
-                container.behaviour.heeds_term
-            };
-            if let Some(after) = heeds.filter(|_| grace > 0) {
-                let (shared, of_machine, id) = (shared.clone(), machine.clone(), id.clone());
-                machine.spawn(async move {
-                    pause(after).await;
-                    ended(&shared, &of_machine, &id, 143, "");
-                });
-            }
-            let within = Duration::from_secs(grace);
-            if tokio::time::timeout(within, until_ended(&shared, &id)).await.is_err() {
-                if grace > 0 && !caller.waits() {
-                    return Err(Status::cancelled("nobody waits for it"));
-                }
-                ended(&shared, &machine, &id, 137, "");
-            }
-            Ok(v1::StopContainerResponse {})
-        })
-    }
-}
-
-/// Returns once the container does not run any more.
-async fn until_ended(shared: &Shared, id: &str) {
-    loop {
-        let mut exits = {
-            let world = shared.lock();
-            if world.containers.get(id).is_none_or(|container| container.state != State::Running) {
-                return;
-            }
-            world.exits.subscribe()
-        };
-        // The world, and who tells of exits, outlive whoever waits.
-        if exits.changed().await.is_err() {
-            return;
-        }
-    }
-}
-
 /// A container ends, and the runtime's listeners hear of it.
 pub fn ended(shared: &Shared, machine: &Handle, id: &str, code: i32, reason: &str) {
     let event = {
@@ -393,6 +325,11 @@ fn container_status(container: &Container) -> v1::ContainerStatus {
         annotations: container.config.annotations.clone(),
         mounts: container.config.mounts.clone(),
         log_path: log_path(container),
+        resources: container
+            .config
+            .linux
+            .as_ref()
+            .map(|linux| v1::ContainerResources { linux: linux.resources.clone() }),
         ..Default::default()
     }
 }
@@ -481,7 +418,7 @@ fn no_sandbox(id: &str) -> Status {
     Status::not_found(format!("sandbox {id}: not found"))
 }
 
-fn no_container(id: &str) -> Status {
+pub(crate) fn no_container(id: &str) -> Status {
     Status::not_found(format!("container {id}: not found"))
 }
 
@@ -596,9 +533,14 @@ fn start_container(world: &mut World, id: &str) -> Result<Behaviour, Status> {
         found.began = kernel::now();
         found.started = World::wall();
     }
+    if !is_ghost {
+        world.check_room_in_cgroup(container.uid());
+    }
     let logs = world.logs.entry(container.uid().to_owned()).or_default();
     logs.insert(container.name().to_owned(), container.restart_count());
     world.log_begins(id);
+    let life = world.life;
+    world.hooks.starts(id, life);
     if let Some(sandbox) = world.sandboxes.get_mut(&container.sandbox) {
         sandbox.ran.insert(container.name().to_owned());
     }
@@ -865,6 +807,12 @@ impl RuntimeService for Model {
         let v1::ExecSyncRequest { container_id: id, cmd, .. } = request.into_inner();
         let (there, back) = self.world.lock().latency(Peer::Runtime);
         pause(there).await;
+        let hook = self.world.lock().hook_of(&id, &cmd);
+        if let Some(hook) = hook {
+            let done = crate::hooks::run(&self.world, &id, hook).await;
+            pause(back).await;
+            return done.map(|exit_code| Response::new(v1::ExecSyncResponse { exit_code, ..Default::default() }));
+        }
         let answer = {
             let mut world = self.world.lock();
             // Whether this answer is in time is for the other side to say.
@@ -876,6 +824,15 @@ impl RuntimeService for Model {
             let exit_code = i32::from(!passes);
             Response::new(v1::ExecSyncResponse { exit_code, ..Default::default() })
         })
+    }
+
+    async fn container_stats(&self, request: Request<v1::ContainerStatsRequest>) -> Answer<v1::ContainerStatsResponse> {
+        let id = request.into_inner().container_id;
+        self.ask(move |world| {
+            let stats = world.stats_of(&id).ok_or_else(|| no_container(&id))?;
+            Ok(v1::ContainerStatsResponse { stats: Some(stats) })
+        })
+        .await
     }
 
     async fn list_container_stats(
@@ -904,9 +861,9 @@ impl RuntimeService for Model {
         request: Request<v1::UpdateContainerResourcesRequest>,
     ) -> Answer<v1::UpdateContainerResourcesResponse> {
         let v1::UpdateContainerResourcesRequest { container_id: id, linux, .. } = request.into_inner();
-        let cpus = linux.unwrap_or_default().cpuset_cpus;
-        self.change(format!("UpdateContainerResources {id} to CPUs {cpus}"), move |world| {
-            world.move_container(&id, &cpus)?;
+        let resources = linux.unwrap_or_default();
+        self.change(crate::sizes::words(&id, &resources), move |world| {
+            world.update_container(&id, &resources)?;
             Ok(v1::UpdateContainerResourcesResponse {})
         })
         .await

@@ -9,9 +9,13 @@ use serde::{Deserialize, Serialize};
 use crate::claims_schedule::{ClaimsDeed, DeviceClaim, Dra};
 use crate::dice::Dice;
 use crate::disk_schedule::DiskDeed;
+use crate::hooks_schedule::Hooks;
 use crate::memory_schedule::MemoryDeed;
 use crate::pressure_schedule::{Asks, Plan, PressureDeed};
+use crate::probes_schedule::probes;
+pub use crate::probes_schedule::{ProbeKind, ProbeShape};
 use crate::resources_schedule::PluginFault;
+use crate::sizes_schedule::{Sized, Sizes, Words};
 use crate::versions_schedule::VersionDeed;
 use crate::volumes_schedule::{Claim, DriverFault};
 
@@ -47,54 +51,6 @@ impl Behaviour {
         (run == "run").then_some(())?;
         let exit_code = exit_code.parse().ok()?;
         Some(Behaviour { ends_after: ends_after.parse().ok(), exit_code, heeds_term: heeds_term.parse().ok() })
-    }
-}
-
-/// What a probe is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum ProbeKind {
-    Startup,
-    Liveness,
-    Readiness,
-}
-
-impl ProbeKind {
-    pub const ALL: [ProbeKind; 3] = [ProbeKind::Startup, ProbeKind::Liveness, ProbeKind::Readiness];
-
-    /// As a container's field begins.
-    pub fn name(self) -> &'static str {
-        match self {
-            ProbeKind::Startup => "startup",
-            ProbeKind::Liveness => "liveness",
-            ProbeKind::Readiness => "readiness",
-        }
-    }
-}
-
-/// A probe by a command, and what the command finds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProbeShape {
-    pub kind: ProbeKind,
-    /// It passes from so many milliseconds after the container's start on.
-    pub passes_after: u64,
-    /// And fails again from then on. None: never.
-    pub fails_after: Option<u64>,
-    /// Seconds.
-    pub period: u64,
-    /// Failures in a row.
-    pub threshold: u64,
-}
-
-impl ProbeShape {
-    /// As words of a command, which the model of the runtime reads from the request.
-    pub fn words(self) -> Vec<String> {
-        let fails = self.fails_after.map_or_else(|| "never".to_owned(), |after| after.to_string());
-        vec!["probe".to_owned(), self.kind.name().to_owned(), self.passes_after.to_string(), fails]
-    }
-
-    /// Whether it passes so many milliseconds after the container's start.
-    pub fn passes(&self, since: u64) -> bool {
-        since >= self.passes_after && self.fails_after.is_none_or(|after| since < after)
     }
 }
 
@@ -151,6 +107,11 @@ pub struct Shape {
     /// Priority, and what it asks for of memory and disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asks: Option<Asks>,
+    /// CPU and memory that its containers request, where they may be resized.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sized: Option<Sized>,
+    #[serde(default, skip_serializing_if = "Hooks::is_empty")]
+    pub hooks: Hooks,
 }
 
 /// What becomes of the next call that changes something.
@@ -333,6 +294,11 @@ pub enum Deed {
     Meddle {
         pod: String,
     },
+    /// Somebody asks for other sizes of some of its containers.
+    Resize {
+        pod: String,
+        sizes: Sizes,
+    },
     /// kubelet-syncd is killed, and starts again after so many milliseconds.
     KillSyncd {
         down: u64,
@@ -468,6 +434,7 @@ impl Deed {
             Deed::Delete { .. } => "delete",
             Deed::Replace { .. } => "replace",
             Deed::Meddle { .. } => "meddle",
+            Deed::Resize { .. } => "resize",
             Deed::KillStatusd { .. } => "kill-statusd",
             Deed::RestartApi { .. } => "restart-api",
             Deed::KillDriver { .. } => "kill-driver",
@@ -518,6 +485,7 @@ impl Deed {
                 | Deed::Delete { .. }
                 | Deed::Replace { .. }
                 | Deed::Meddle { .. }
+                | Deed::Resize { .. }
                 | Deed::Claim
         )
     }
@@ -541,6 +509,7 @@ impl fmt::Display for Deed {
                 write!(f, "somebody deletes {pod}, and another of its name is to follow: {shape}")
             }
             Deed::Meddle { pod } => write!(f, "somebody writes a condition of {pod}"),
+            Deed::Resize { pod, sizes } => write!(f, "somebody asks of {pod} for{}", Words(sizes)),
             Deed::KillStatusd { down } => write!(f, "kubelet-statusd is killed for {down} ms"),
             Deed::RestartApi { down } => write!(f, "kube-apiserver restarts, away for {down} ms"),
             Deed::KillDriver { down } => write!(f, "the driver is killed for {down} ms"),
@@ -593,6 +562,9 @@ impl fmt::Display for Shape {
         if let Some(asks) = &self.asks {
             asks.fmt(f)?;
         }
+        if let Some(sized) = &self.sized {
+            write!(f, "; {sized}")?;
+        }
         let init = self.init.iter().map(|c| (if c.sidecar { "sidecar" } else { "init container" }, c));
         for (kind, container) in init.chain(self.containers.iter().map(|c| ("container", c))) {
             let Behaviour { ends_after, exit_code, heeds_term } = container.behaviour;
@@ -610,6 +582,9 @@ impl fmt::Display for Shape {
                 if number > 0 {
                     write!(f, ", has {number} {what}")?;
                 }
+            }
+            for hook in self.hooks.get(&container.name).into_iter().flatten() {
+                write!(f, ", {hook}")?;
             }
             for probe in &container.probes {
                 let ProbeShape { kind, passes_after, fails_after, period, threshold } = probe;
@@ -723,6 +698,10 @@ impl Schedule {
         crate::disk_schedule::faults(&mut Dice::of(seed, "disk"), &mut steps, family);
         crate::versions_schedule::faults(&mut Dice::of(seed, "versions"), &mut steps, family);
         crate::memory_schedule::faults(&mut Dice::of(seed, "memory"), &mut steps, family);
+        if family == Family::Api {
+            crate::sizes_schedule::workload(&mut Dice::of(seed, "sizes"), &mut steps);
+        }
+        crate::hooks_schedule::workload(&mut Dice::of(seed, "hooks"), &mut steps, family);
         steps.sort_by_key(|step| step.at);
         Schedule { seed, family, plan, steps }
     }
@@ -883,30 +862,6 @@ fn call_fault(dice: &mut Dice) -> CallFault {
         2 => CallFault::DeathBefore,
         3 | 4 => CallFault::DeathAfter,
         _ => CallFault::Late(dice.one_of(50, &[500, 5_000, 60_000, 300_000])),
-    }
-}
-
-/// Most containers that run on get probes.
-fn probes(dice: &mut Dice, steps: &mut [Step]) {
-    for step in steps {
-        let Deed::Write { shape, .. } = &mut step.deed else { continue };
-        let sidecars = shape.init.iter_mut().filter(|container| container.sidecar);
-        for container in sidecars.chain(&mut shape.containers) {
-            for kind in ProbeKind::ALL {
-                if !dice.percent(45) {
-                    continue;
-                }
-                let fails = dice.percent(if kind == ProbeKind::Readiness { 40 } else { 15 });
-                let passes_after = if dice.percent(50) { 0 } else { dice.below(20_000) };
-                container.probes.push(ProbeShape {
-                    kind,
-                    passes_after,
-                    fails_after: fails.then(|| passes_after + dice.between(1_000, 120_000)),
-                    period: dice.one_of(1, &[2, 10]),
-                    threshold: dice.one_of(3, &[1, 2]),
-                });
-            }
-        }
     }
 }
 

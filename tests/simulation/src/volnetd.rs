@@ -609,13 +609,22 @@ impl Cgroups for Model {
             api::Qos::Guaranteed => "",
             api::Qos::Unspecified => return Err(Status::invalid_argument("no QoS class")),
         };
+        let resources = request.resources.unwrap_or_default();
         let uid = request.pod_uid;
         is_pod(&uid)?;
         let what = format!("EnsurePod {}", self.world.lock().short(&uid));
         self.change(what, move |world| {
             let created = world.cgroups.insert(uid.clone());
+            if created {
+                world.sizes.cgroup_goes(&uid);
+            }
+            let current = Some(world.sizes.cgroup_gets(&uid, &resources));
+            if world.is_waited_for {
+                world.check_room_in_cgroup(&uid);
+            }
+            let memory_usage_bytes = Some(world.memory_used(&uid));
             let cgroup_parent = format!("/kubepods{level}/pod{uid}");
-            Ok(api::EnsurePodReply { cgroup_parent, created, current: None, memory_usage_bytes: None })
+            Ok(api::EnsurePodReply { cgroup_parent, created, current, memory_usage_bytes })
         })
         .await
     }

@@ -12,11 +12,13 @@ use crate::claims::Claims;
 use crate::claims_schedule::Dra;
 use crate::coverage::Coverage;
 use crate::dice::Dice;
+use crate::hooks::HookRuns;
 use crate::logs::Logs;
 use crate::memory::Memory;
 use crate::pressure::Pressure;
 use crate::resources::Resources;
 use crate::schedule::{Behaviour, CallFault, Peer, ProbeKind, Program, Shape};
+use crate::sizes::PodSizes;
 use crate::versions::{Age, Record};
 use crate::volumes::Volumes;
 
@@ -227,6 +229,10 @@ pub struct World {
     /// What the kernel has killed for want of memory, and how containers have ended.
     pub memory: Memory,
     pub back_off: BackOff,
+    /// CPU and memory that containers are given.
+    pub sizes: PodSizes,
+    /// Hooks of containers.
+    pub hooks: HookRuns,
     /// Processes that are of another version than the source.
     pub ages: Vec<(Program, Age)>,
     /// What the version before has, where processes of it come up.
@@ -301,6 +307,8 @@ impl Shared {
             pressure: Pressure::default(),
             memory: Memory::default(),
             back_off: BackOff::default(),
+            sizes: PodSizes::default(),
+            hooks: HookRuns::default(),
             ages: Vec::new(),
             record: None,
             has_driver: false,

@@ -197,3 +197,24 @@ pub async fn a_command_in_a_container(subject: &Subject) -> Result<()> {
     subject.remove_sandbox(&sandbox).await?;
     Ok(())
 }
+
+/// It is killed with its container, and its caller hears of that.
+pub async fn a_command_goes_with_its_container(subject: &Subject) -> Result<()> {
+    let pod = subject.pod("command-goes")?;
+    let sandbox = pod.sandbox().await?;
+    let container = pod.create(&sandbox, "main", 0, Does::Heeds).await?;
+    subject.start(&container).await?;
+    let end = async {
+        crate::eventually("the command begins", async || {
+            ensure!(subject.exec(&container, subject.begun_words()).await? == 0, "not yet");
+            Ok(())
+        })
+        .await?;
+        subject.stop(&container, 60).await.context("stopping its container")
+    };
+    let (code, ended) = tokio::join!(subject.exec(&container, subject.lasting_words()), end);
+    ended?;
+    ensure!(code.context("the command")? == 137, "its exit code");
+    subject.remove_sandbox(&sandbox).await?;
+    Ok(())
+}

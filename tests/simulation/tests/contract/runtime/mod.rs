@@ -6,6 +6,7 @@ mod life;
 mod logs;
 mod refusals;
 mod restart;
+mod sizes;
 mod stop;
 mod subject;
 
@@ -22,6 +23,7 @@ async fn hold(subject: &Subject) -> Result<()> {
         life::lists_are_filtered,
         life::what_is_removed_is_stopped_first,
         life::a_command_in_a_container,
+        life::a_command_goes_with_its_container,
         refusals::names_are_reserved,
         refusals::what_is_unknown,
         refusals::everything_may_be_asked_twice,
@@ -38,6 +40,7 @@ async fn hold(subject: &Subject) -> Result<()> {
         restart::containers_run_on,
         logs::a_log_that_was_renamed,
         logs::logs_are_opened_again,
+        sizes::what_a_container_is_given,
     )
 }
 

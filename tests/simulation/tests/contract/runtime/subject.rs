@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use bulkhead_cri::v1;
 use bulkhead_cri::v1::image_service_client::ImageServiceClient;
 use bulkhead_cri::v1::runtime_service_client::RuntimeServiceClient;
+use bulkhead_simulation::hooks_schedule::{Hook, HookKind};
 use bulkhead_simulation::logs::Place;
 use bulkhead_simulation::node::POD_LOGS;
 use bulkhead_simulation::runtime::{self as model, Model};
@@ -72,6 +73,9 @@ fn probe(passes: bool) -> ProbeShape {
     let (kind, passes_after) = if passes { (ProbeKind::Liveness, 0) } else { (ProbeKind::Readiness, u64::MAX) };
     ProbeShape { kind, passes_after, fails_after: None, period: 1, threshold: 1 }
 }
+
+/// A command that does not end by itself.
+const LASTING: Hook = Hook { kind: HookKind::PreStop, lasts: None, code: 0 };
 
 impl Subject {
     /// # Errors
@@ -205,7 +209,9 @@ impl Subject {
                 let probes = vec![probe(true), probe(false)];
                 let main =
                     ContainerShape { name: "main".to_owned(), behaviour, sidecar: false, probes, devices: 0, cpus: 0 };
-                let shape = Shape { restart_policy: "Never".to_owned(), containers: vec![main], ..Shape::default() };
+                let hooks = [("main".to_owned(), vec![LASTING])].into();
+                let containers = vec![main];
+                let shape = Shape { restart_policy: "Never".to_owned(), containers, hooks, ..Shape::default() };
                 world.lock().past.entry(uid.clone()).or_default().shape = Some(shape);
             }
         }
@@ -231,6 +237,22 @@ impl Subject {
         match &self.kind {
             Kind::Model { .. } => probe(passes).words(),
             Kind::Containerd(_) => vec![if passes { "true".to_owned() } else { "false".to_owned() }],
+        }
+    }
+
+    /// Words of a command that does not end by itself.
+    pub fn lasting_words(&self) -> Vec<String> {
+        match &self.kind {
+            Kind::Model { .. } => LASTING.words(),
+            Kind::Containerd(_) => ["/bin/sh", "-c", "touch /begun; sleep 3600"].map(str::to_owned).into(),
+        }
+    }
+
+    /// Words of a command that ends well once that one has begun.
+    pub fn begun_words(&self) -> Vec<String> {
+        match &self.kind {
+            Kind::Model { .. } => probe(true).words(),
+            Kind::Containerd(_) => ["test", "-e", "/begun"].map(str::to_owned).into(),
         }
     }
 
@@ -310,7 +332,10 @@ impl Subject {
     }
 
     pub async fn put_on_cpus(&self, id: &str, cpus: &str) -> Result<(), Status> {
-        let linux = v1::LinuxContainerResources { cpuset_cpus: cpus.to_owned(), ..Default::default() };
+        self.give(id, v1::LinuxContainerResources { cpuset_cpus: cpus.to_owned(), ..Default::default() }).await
+    }
+
+    pub async fn give(&self, id: &str, linux: v1::LinuxContainerResources) -> Result<(), Status> {
         let request = v1::UpdateContainerResourcesRequest {
             container_id: id.to_owned(),
             linux: Some(linux),

@@ -16,6 +16,7 @@ use subject::Subject;
 async fn hold(subject: &Subject) -> Result<()> {
     scenarios!(subject;
         pods::a_pods_places,
+        pods::a_pods_limits,
         pods::what_was_never_made_is_gone,
         pods::what_is_no_id,
         pods::what_nobody_knows_goes,

@@ -15,6 +15,45 @@ fn logs(uid: &str) -> api::PrepareLogDirectoryRequest {
     api::PrepareLogDirectoryRequest { pod: log_id(uid), container: "main".to_owned() }
 }
 
+/// What its cgroup has stays until it is given something else; of what is not named it has what it had.
+pub async fn a_pods_limits(subject: &Subject) -> Result<()> {
+    ensure_node(subject).await?;
+    let uid = "limits";
+    let ask = async |resources: Option<api::CgroupResources>| -> Result<api::EnsurePodReply> {
+        let request = api::EnsurePodRequest { qos: api::Qos::Burstable.into(), resources, ..cgroup(uid) };
+        Ok(subject.cgroups().ensure_pod(request).await?.into_inner())
+    };
+    let has = |reply: &api::EnsurePodReply, shares: u64, quota: i64, memory: i64| {
+        let now = reply.current.clone().unwrap_or_default();
+        let cpu = (now.cpu_shares, now.cpu_quota_us, now.cpu_period_us) == (Some(shares), Some(quota), Some(100_000));
+        ensure!(cpu && now.memory_limit_bytes == Some(memory) && reply.memory_usage_bytes.is_some(), "{reply:?}");
+        Ok(())
+    };
+    let made = ask(None).await?;
+    let new = made.current.clone().unwrap_or_default();
+    ensure!(made.created && (new.cpu_quota_us, new.memory_limit_bytes) == (Some(-1), Some(-1)), "{made:?}");
+    let all = api::CgroupResources {
+        cpu_shares: Some(512),
+        cpu_quota_us: Some(50_000),
+        cpu_period_us: Some(100_000),
+        memory_limit_bytes: Some(64 << 20),
+        ..Default::default()
+    };
+    has(&ask(Some(all)).await?, 512, 50_000, 64 << 20)?;
+    let memory = api::CgroupResources { memory_limit_bytes: Some(32 << 20), ..Default::default() };
+    has(&ask(Some(memory)).await?, 512, 50_000, 32 << 20)?;
+    let cpu = api::CgroupResources { cpu_shares: Some(256), cpu_quota_us: Some(-1), ..Default::default() };
+    has(&ask(Some(cpu)).await?, 256, -1, 32 << 20)?;
+    has(&ask(None).await?, 256, -1, 32 << 20)?;
+    let request = api::RemovePodRequest { pod_uid: uid.to_owned(), guard: Some(subject.guard().await?) };
+    ensure!(subject.cgroups().remove_pod(request).await?.into_inner().done);
+    let anew = ask(None).await?.current.unwrap_or_default();
+    ensure!((anew.cpu_quota_us, anew.memory_limit_bytes) == (Some(-1), Some(-1)), "{anew:?}");
+    let request = api::RemovePodRequest { pod_uid: uid.to_owned(), guard: Some(subject.guard().await?) };
+    ensure!(subject.cgroups().remove_pod(request).await?.into_inner().done);
+    Ok(())
+}
+
 fn cgroup(uid: &str) -> api::EnsurePodRequest {
     api::EnsurePodRequest { pod_uid: uid.to_owned(), qos: api::Qos::BestEffort.into(), resources: None }
 }
