@@ -72,7 +72,7 @@ fn command_line() -> clap::Command {
                 .value_name("NAME")
                 .action(ArgAction::Append)
                 .requires("mutants")
-                .value_parser(PossibleValuesParser::new(mutants::MUTANTS.iter().map(|mutant| mutant.name)))
+                .value_parser(PossibleValuesParser::new(mutants::all().map(|mutant| mutant.name)))
                 .help("With --mutants: this one alone"),
         )
         .subcommand(
@@ -150,7 +150,7 @@ fn find_mutants(matches: &clap::ArgMatches) -> Result<bool> {
     let program = with_mutants()?;
     let kept = kept_schedules()?;
     let mut all = true;
-    for mutant in mutants::MUTANTS.iter().filter(|mutant| asked(mutant.name)) {
+    for mutant in mutants::all().filter(|mutant| asked(mutant.name)) {
         let began = search::taken();
         let seconds = || search::taken().saturating_sub(began).as_secs_f64();
         // A mistake that has been found once may take thousands of seeds to be found again. What was kept for it comes first.
@@ -235,7 +235,7 @@ fn with_mutants() -> Result<PathBuf> {
     let profile = if folder == "debug" { "dev" } else { folder };
     let copy = target.join("mutants/source");
     mutants::write(&workspace, &copy)?;
-    eprintln!("building with {} mutants", mutants::MUTANTS.len());
+    eprintln!("building with {} mutants", mutants::all().count());
     let status = std::process::Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(["build", "--locked", "--quiet", "--package", "bulkhead-simulation", "--profile", profile])
         .arg("--target-dir")
