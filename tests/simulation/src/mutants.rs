@@ -62,7 +62,7 @@ pub const FOUND_IN: [(&str, &[&str]); 13] = [
     ("rotated-logs", &["not-taken-back", "never-opened", "asks-twice", "logs-pile-up", "newest-goes"]),
     ("two-patches", &["no-second-try"]),
     ("volume-reported-before", &["early-unmount", "early-unstage"]),
-    ("watches-that-fail", &["relist-keeps", "away-is-gone", "foreign-lost", "early-delete"]),
+    ("watches-that-fail", &["relist-keeps", "away-is-gone", "foreign-lost", "killed-is-error", "early-delete"]),
 ];
 
 impl Mutant {
