@@ -4,6 +4,7 @@ mod events;
 mod images;
 mod life;
 mod logs;
+mod memory;
 mod refusals;
 mod restart;
 mod stop;
@@ -38,6 +39,9 @@ async fn hold(subject: &Subject) -> Result<()> {
         restart::containers_run_on,
         logs::a_log_that_was_renamed,
         logs::logs_are_opened_again,
+        memory::all_of_a_container_is_killed,
+        memory::one_process_of_a_container_is_killed,
+        memory::the_reason_is_no_event,
     )
 }
 
