@@ -3,13 +3,18 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use bulkhead_simulation_kernel as kernel;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use serde_json::Value;
+use tokio::runtime::Handle;
 
-use crate::world::World;
+use crate::runtime;
+use crate::world::{Shared, State, World};
 
+/// The reason of an end, as runtimes call it.
+const OUT_OF_MEMORY: &str = "OOMKilled";
 /// The first process that is killed has the next number.
 const FIRST_PID: u32 = 4_000;
 /// The first record of a boot that comes up here: others have come before it.
@@ -93,8 +98,8 @@ impl Memory {
     }
 
     /// The kernel writes down what it kills, with more than one process where a group goes as a whole. `group`: of the first one; None: it
-    /// is no container's, and goes alone. `is_limit`: what has run out is the group's limit.
-    fn report(&mut self, process: &str, group: Option<&str>, is_limit: bool) -> (u64, u32) {
+    /// is no container's, and goes alone. `is_limit`: what has run out is the group's limit. `is_whole`: the group goes as a whole.
+    fn report(&mut self, process: &str, group: Option<&str>, is_limit: bool, is_whole: bool) -> (u64, u32) {
         self.pids += 2;
         let pid = self.pids;
         self.record(4, &format!("{process} invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0"));
@@ -109,7 +114,7 @@ impl Memory {
             format!("{words}: Killed process {pid} ({process}) total-vm:36096kB, anon-rss:26348kB, file-rss:0kB")
         };
         self.record(3, &killed(process, pid));
-        if let Some(group) = group {
+        if let Some(group) = group.filter(|_| is_whole) {
             self.record(6, &format!("Tasks in {group} are going to be killed due to memory.oom.group set"));
             self.record(3, &killed(process, pid));
             self.record(3, &killed("sh", pid + 1));
@@ -141,22 +146,57 @@ impl Memory {
     }
 }
 
-impl World {
-    /// The kernel kills all of a container. `is_limit`: by its own limit.
-    pub fn kill_container(&mut self, id: &str, is_limit: bool) {
-        let Some(container) = self.containers.get(id) else { return };
+/// The kernel kills all of a container. `is_limit`: by its own limit. The runtime knows the reason so many milliseconds later than the
+/// end: it hears of the one from the shim's reaper, of the other from the control group.
+pub fn kill_container(world: &Shared, machine: &Handle, id: &str, is_limit: bool, late: u64) {
+    {
+        let mut world = world.lock();
+        let Some(container) = world.containers.get(id) else { return };
         let group = format!("/kubepods/pod{}/{id}", container.uid());
-        self.kill("run", Some(&group), is_limit);
+        world.kill("run", Some(&group), is_limit);
     }
+    runtime::ended(world, machine, id, 137, if late == 0 { OUT_OF_MEMORY } else { "" });
+    if late > 0 {
+        let (world, id) = (world.clone(), id.to_owned());
+        machine.spawn(async move {
+            tokio::time::sleep(Duration::from_millis(late)).await;
+            world.lock().learns_of_memory(&id);
+        });
+    }
+}
 
+/// The kernel kills a process of a container that has reached its limit, and the runtime says so while the container runs. It ends so
+/// many milliseconds later. None: it goes on, as that was not its first process.
+pub fn kill_in_container(world: &Shared, machine: &Handle, id: &str, ends: Option<u64>) {
+    world.lock().kill_in_container(id);
+    let Some(after) = ends else { return };
+    let (world, of_machine, id) = (world.clone(), machine.clone(), id.to_owned());
+    machine.spawn(async move {
+        tokio::time::sleep(Duration::from_millis(after)).await;
+        runtime::ended(&world, &of_machine, &id, 137, OUT_OF_MEMORY);
+    });
+}
+
+impl World {
     /// The kernel kills a process, of a container with that control group, or another one.
     pub fn kill(&mut self, process: &str, group: Option<&str>, is_limit: bool) {
-        let (sequence, pid) = self.memory.report(process, group, is_limit);
+        let (sequence, pid) = self.memory.report(process, group, is_limit, true);
         let message = format!("System OOM encountered, victim process: {process}, pid: {pid}");
         self.tell("kernel", format!("has killed {process} ({pid}) for want of memory"));
         if !is_limit {
             self.memory.kills.push(Kill { sequence, message, may_be_lost: false });
         }
+    }
+
+    /// The kernel kills a process of a container that has reached its limit. As with containerd (`internal/cri/server/events.go`
+    /// handleEvent, of a TaskOOM) that is the reason of its end from then on, whatever it ends with.
+    fn kill_in_container(&mut self, id: &str) {
+        let running = self.containers.get_mut(id).filter(|container| container.state == State::Running);
+        let Some(container) = running else { return };
+        OUT_OF_MEMORY.clone_into(&mut container.reason);
+        let group = format!("/kubepods/pod{}/{id}", container.uid());
+        let (_, pid) = self.memory.report("run", Some(&group), true, false);
+        self.tell("kernel", format!("has killed run ({pid}) of {id} for want of memory"));
     }
 
     /// The runtime finds out why a container has ended.
@@ -165,8 +205,8 @@ impl World {
             return;
         }
         if let Some(container) = self.containers.get_mut(id).filter(|container| container.exit_code == 137) {
-            "OOMKilled".clone_into(&mut container.reason);
-            self.memory.ends(id, 137, "OOMKilled");
+            OUT_OF_MEMORY.clone_into(&mut container.reason);
+            self.memory.ends(id, 137, OUT_OF_MEMORY);
         }
     }
 

@@ -41,8 +41,12 @@ impl Victim {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MemoryDeed {
     /// One of the running containers, by a number that picks it, has reached its limit. The runtime knows the reason so many milliseconds
-    /// later than the end: it hears of the one from the shim's reaper, of the other from the control group.
+    /// later than the end.
     Limit { pick: u64, late: u64 },
+    /// The kernel kills a process of one of the running containers, which has reached its limit, and the runtime says why while the
+    /// container runs: that is the reason of its end, whatever it ends with. Of that it ends so many milliseconds later; None: it was not
+    /// its first process, and the container goes on.
+    Within { pick: u64, ends: Option<u64> },
     /// The machine has none left. A process that is started again by others comes back after so many milliseconds.
     Machine { victim: Victim, pick: u64, down: u64 },
 }
@@ -52,6 +56,7 @@ impl MemoryDeed {
     pub fn kind(&self) -> &'static str {
         match self {
             MemoryDeed::Limit { .. } => "memory-limit",
+            MemoryDeed::Within { .. } => "memory-within",
             MemoryDeed::Machine { .. } => "memory-of-machine",
         }
     }
@@ -63,6 +68,12 @@ impl fmt::Display for MemoryDeed {
             MemoryDeed::Limit { late: 0, .. } => write!(f, "a container has reached its limit of memory"),
             MemoryDeed::Limit { late, .. } => {
                 write!(f, "a container has reached its limit of memory, and the runtime knows {late} ms after its end")
+            }
+            MemoryDeed::Within { ends: None, .. } => {
+                write!(f, "a process of a container is killed at the limit of memory, and the container goes on")
+            }
+            MemoryDeed::Within { ends: Some(after), .. } => {
+                write!(f, "a container has reached its limit of memory, and ends {after} ms after the runtime knows")
             }
             MemoryDeed::Machine { victim, .. } => {
                 write!(f, "the machine is out of memory, and the kernel picks {}", victim.process())
@@ -88,6 +99,11 @@ pub(crate) fn faults(dice: &mut Dice, steps: &mut Vec<Step>, family: Family) {
             // The supervisor starts it again at once, or with a pause that grows.
             MemoryDeed::Machine { victim, pick, down: dice.one_of(100, &[1_000, 10_000]) }
         };
+        steps.push(Step { at: dice.below(calm), deed: Deed::Memory { deed } });
+    }
+    for _ in 0..dice.below(3) {
+        let ends = if dice.percent(50) { None } else { Some(dice.one_of(1, &[20, 2_000])) };
+        let deed = MemoryDeed::Within { pick: dice.draw(), ends };
         steps.push(Step { at: dice.below(calm), deed: Deed::Memory { deed } });
     }
 }

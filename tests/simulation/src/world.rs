@@ -453,7 +453,11 @@ impl World {
         let now = World::wall();
         // As containerd 2.x, which finds out that it has ended, and not how.
         let (code, reason) = if self.runtime_is_away { (255, "Unknown") } else { (code, reason) };
+        let away = self.runtime_is_away;
         let Some(container) = self.containers.get_mut(id).filter(|c| c.state == State::Running) else { return false };
+        // One that was known before stays.
+        let known = std::mem::take(&mut container.reason);
+        let reason = if known.is_empty() || away { reason } else { &known };
         container.state = State::Exited;
         container.exit_code = code;
         // As with containerd: the start is noted when it is answered, the end when it was.

@@ -1,13 +1,11 @@
 //! Containers and sandboxes that end by nobody's wish, and kills for want of memory.
 
-use std::time::Duration;
-
 use serde_json::Value;
 
 use super::Node;
 use crate::memory_schedule::{MemoryDeed, Victim};
-use crate::runtime;
 use crate::world::{Command, State};
+use crate::{memory, runtime};
 
 /// Where kubelet-syncd keeps which kill it has told of last.
 const TOLD: &str = "out-of-memory.json";
@@ -45,6 +43,10 @@ impl Node {
     pub(super) fn do_memory_step(&mut self, deed: MemoryDeed) {
         match deed {
             MemoryDeed::Limit { pick, late } => self.kill_container(pick, true, late),
+            MemoryDeed::Within { pick, ends } => {
+                let (Some(id), Some(machine)) = (self.running(pick), self.machine.handle()) else { return };
+                memory::kill_in_container(&self.world, &machine, &id, ends);
+            }
             MemoryDeed::Machine { victim: Victim::Container, pick, .. } => self.kill_container(pick, false, 0),
             MemoryDeed::Machine { victim: Victim::Shim, pick, .. } => {
                 let (Some(sandbox), Some(machine)) = (self.ready_sandbox(pick), self.machine.handle()) else { return };
@@ -82,15 +84,7 @@ impl Node {
 
     fn kill_container(&self, number: u64, is_limit: bool, late: u64) {
         let (Some(id), Some(machine)) = (self.running(number), self.machine.handle()) else { return };
-        self.world.lock().kill_container(&id, is_limit);
-        runtime::ended(&self.world, &machine, &id, 137, if late == 0 { "OOMKilled" } else { "" });
-        if late > 0 {
-            let world = self.world.clone();
-            machine.spawn(async move {
-                tokio::time::sleep(Duration::from_millis(late)).await;
-                world.lock().learns_of_memory(&id);
-            });
-        }
+        memory::kill_container(&self.world, &machine, &id, is_limit, late);
     }
 
     /// kubelet-syncd ends: what it has taken and nobody has from it is told by nobody else.

@@ -11,10 +11,10 @@ use tonic::Code;
 use super::subject::{Does, Subject};
 use crate::code;
 
-type Events = UnboundedReceiver<v1::ContainerEventResponse>;
+pub type Events = UnboundedReceiver<v1::ContainerEventResponse>;
 
 /// Nothing where it has none for all who listen: the stream of 1.7 is for one listener, 1.6 has none.
-async fn listen(subject: &Subject, name: &str) -> Result<Option<Events>> {
+pub async fn listen(subject: &Subject, name: &str) -> Result<Option<Events>> {
     if !subject.tells_events() {
         return Ok(None);
     }
@@ -43,7 +43,7 @@ async fn listen(subject: &Subject, name: &str) -> Result<Option<Events>> {
 }
 
 /// The next event of any of these.
-async fn next(events: &mut Events, ids: &[&str]) -> Result<v1::ContainerEventResponse> {
+pub async fn next(events: &mut Events, ids: &[&str]) -> Result<v1::ContainerEventResponse> {
     loop {
         let event = tokio::time::timeout(crate::DEADLINE, events.recv()).await.context("no event comes")?;
         let event = event.context("the stream ends")?;

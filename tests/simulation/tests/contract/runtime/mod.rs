@@ -4,6 +4,7 @@ mod events;
 mod images;
 mod life;
 mod logs;
+mod memory;
 mod refusals;
 mod restart;
 mod sizes;
@@ -41,6 +42,9 @@ async fn hold(subject: &Subject) -> Result<()> {
         logs::a_log_that_was_renamed,
         logs::logs_are_opened_again,
         sizes::what_a_container_is_given,
+        memory::all_of_a_container_is_killed,
+        memory::one_process_of_a_container_is_killed,
+        memory::the_reason_is_no_event,
     )
 }
 

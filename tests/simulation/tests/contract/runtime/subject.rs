@@ -11,6 +11,7 @@ use bulkhead_cri::v1::image_service_client::ImageServiceClient;
 use bulkhead_cri::v1::runtime_service_client::RuntimeServiceClient;
 use bulkhead_simulation::hooks_schedule::{Hook, HookKind};
 use bulkhead_simulation::logs::Place;
+use bulkhead_simulation::memory;
 use bulkhead_simulation::node::POD_LOGS;
 use bulkhead_simulation::runtime::{self as model, Model};
 use bulkhead_simulation::schedule::{Behaviour, ContainerShape, ProbeKind, ProbeShape, Shape};
@@ -31,7 +32,27 @@ pub enum Does {
     Ignores,
     /// It ends by itself after so many seconds, and does not listen.
     Ends { after: u64, code: i32 },
+    /// It uses more memory than its limit allows ([`MEMORY_LIMIT`]).
+    Exceeds,
+    /// A process of it does so, which is not its first; it goes on, and ends by itself.
+    ExceedsWithin { after: u64, code: i32 },
 }
+
+/// When the model's runtime knows that a container was killed for want of memory: before its end, with it, or after it; or it was not
+/// its first process, and it goes on.
+#[derive(Debug, Clone, Copy)]
+pub enum Known {
+    Before,
+    With,
+    After,
+    AndGoesOn,
+}
+
+/// Milliseconds between the two: long enough to be looked at.
+const LATE: u64 = 500;
+
+/// Bytes.
+const MEMORY_LIMIT: i64 = 24 << 20;
 
 #[derive(Debug)]
 enum Kind {
@@ -59,6 +80,11 @@ pub struct Subject {
 /// With one thread of its own, so that it goes on while somebody here waits.
 fn thread() -> Result<Runtime> {
     Builder::new_multi_thread().worker_threads(1).enable_all().build().context("making a runtime")
+}
+
+fn limits(does: Does) -> Option<v1::LinuxContainerResources> {
+    let is_limited = matches!(does, Does::Exceeds | Does::ExceedsWithin { .. });
+    is_limited.then(|| v1::LinuxContainerResources { memory_limit_in_bytes: MEMORY_LIMIT, ..Default::default() })
 }
 
 /// A request with a deadline.
@@ -164,6 +190,23 @@ impl Subject {
         }
     }
 
+    /// A container that was started comes to its limit. The real one does so by itself, and knows the reason when it likes.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn exceed(&self, container: &str, known: Known) -> Result<()> {
+        if let Kind::Model { world, machine, .. } = &self.kind {
+            let machine = machine.as_ref().context("no machine")?.handle();
+            match known {
+                Known::Before => memory::kill_in_container(world, machine, container, Some(LATE)),
+                Known::With => memory::kill_container(world, machine, container, true, 0),
+                Known::After => memory::kill_container(world, machine, container, true, LATE),
+                Known::AndGoesOn => memory::kill_in_container(world, machine, container, None),
+            }
+        }
+        Ok(())
+    }
+
     /// Whether it tells events by the CRI, to each who listens.
     pub fn tells_events(&self) -> bool {
         match &self.kind {
@@ -179,6 +222,9 @@ impl Subject {
                     Does::Heeds => (None, 0, Some(0)),
                     Does::Ignores => (None, 0, None),
                     Does::Ends { after, code } => (Some(after * 1000), code, None),
+                    // The kernel's part is in [`Subject::exceed`].
+                    Does::Exceeds => (None, 0, None),
+                    Does::ExceedsWithin { after, code } => (Some(after * 1000), code, None),
                 };
                 Behaviour { ends_after, exit_code, heeds_term }.words()
             }
@@ -187,6 +233,9 @@ impl Subject {
                     Does::Heeds => "trap 'exit 143' TERM; while true; do sleep 3600 & wait $!; done".to_owned(),
                     Does::Ignores => "trap '' TERM; while true; do sleep 3600; done".to_owned(),
                     Does::Ends { after, code } => format!("trap '' TERM; sleep {after}; exit {code}"),
+                    // A line without an end is kept whole.
+                    Does::Exceeds => "exec tail -f /dev/zero".to_owned(),
+                    Does::ExceedsWithin { after, code } => format!("tail -f /dev/zero; sleep {after}; exit {code}"),
                 };
                 vec!["/bin/sh".to_owned(), "-c".to_owned(), script]
             }
@@ -410,7 +459,7 @@ impl Pod<'_> {
             labels,
             annotations: BTreeMap::from([("io.kubernetes.container.restartCount".to_owned(), attempt.to_string())]),
             log_path: format!("{name}/{attempt}.log"),
-            linux: Some(v1::LinuxContainerConfig::default()),
+            linux: Some(v1::LinuxContainerConfig { resources: limits(does), ..Default::default() }),
             ..Default::default()
         }
     }
