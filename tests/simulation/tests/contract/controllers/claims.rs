@@ -217,16 +217,8 @@ fn a_template_s_claim_comes_after_its_pod(controllers: &Controllers) -> Result<(
     for name in names {
         controllers.wait_gone(&name?)?;
     }
-    controllers.wait_free(&shared)?;
-    let after = controllers.get(&format!("{PODS}/own"))?["status"].clone();
-    // Their order is open.
-    let named = |status: &Value| {
-        let all = status["resourceClaimStatuses"].as_array().into_iter().flatten();
-        let name = |one: &Value, key: &str| one[key].as_str().map(str::to_owned);
-        all.map(|one| (name(one, "name"), name(one, "resourceClaimName"))).collect::<BTreeSet<_>>()
-    };
-    ensure!(named(&after) == named(&status), "{after} after {status}");
-    Ok(())
+    // What the pod's status tells from then on is open: the real controller may see the claim's end before the pod's, and make another one.
+    controllers.wait_free(&shared)
 }
 
 /// Allocated once; who has ended leaves it to the others.
