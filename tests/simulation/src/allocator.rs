@@ -15,6 +15,8 @@ use crate::claims_schedule::DeviceClaim;
 
 const CLAIMS: &str = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims";
 const PODS: &str = "/api/v1/namespaces/default/pods";
+/// Which entry of its pod a claim was made for (upstream podResourceClaimAnnotation).
+pub const OF_ENTRY: &str = "resource.kubernetes.io/pod-claim-name";
 
 fn text<'a>(object: &'a Value, key: &str) -> &'a str {
     object["metadata"][key].as_str().unwrap_or_default()
@@ -37,18 +39,21 @@ impl Model {
     /// Claims that are there from the beginning.
     pub fn furnish_claims(&self) {
         for claim in DeviceClaim::SHARED {
-            self.make_claim(claim, claim.name(), &json!([]));
+            self.make_claim(claim, claim.name(), json!({}));
         }
     }
 
-    fn make_claim(&self, kind: DeviceClaim, name: &str, owners: &Value) {
+    /// `metadata`: what it has beside its name.
+    fn make_claim(&self, kind: DeviceClaim, name: &str, mut metadata: Value) {
+        metadata["name"] = json!(name);
+        metadata["namespace"] = json!("default");
         let request = |(name, _)| json!({"name": name, "exactly": {"deviceClassName": "simulated"}});
         let requests: Value = kind.requests().into_iter().map(request).collect();
         let made = self.must(
             "POST",
             CLAIMS,
             &json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
-                "metadata": {"name": name, "namespace": "default", "ownerReferences": owners},
+                "metadata": metadata,
                 "spec": {"devices": {"requests": requests}}}),
         );
         let object =
@@ -128,7 +133,7 @@ impl Model {
             }
             if !kind.is_own() && self.world().lock().claims.renewed.remove(&kind) {
                 self.delete_claim(&claim);
-                self.make_claim(kind, name, &json!([]));
+                self.make_claim(kind, name, json!({}));
             }
         }
     }
@@ -145,8 +150,9 @@ impl Model {
             }
             let object = self.world().lock().next_id(&format!("{}-{name}-", text(pod, "name")));
             let owners = json!([{"apiVersion": "v1", "kind": "Pod", "name": text(pod, "name"), "uid": text(pod, "uid"),
-                "controller": true, "blockOwnerDeletion": true}]);
-            self.make_claim(kind, &object, &owners);
+                "controller": true}]);
+            let metadata = json!({"ownerReferences": owners, "annotations": {OF_ENTRY: name}});
+            self.make_claim(kind, &object, metadata);
             statuses.push(json!({"name": name, "resourceClaimName": object}));
         }
         if statuses.len() > before {

@@ -14,7 +14,7 @@ use crate::runtime;
 use crate::world::{Shared, State, World};
 
 /// The reason of an end, as runtimes call it.
-const OUT_OF_MEMORY: &str = "OOMKilled";
+pub const OUT_OF_MEMORY: &str = "OOMKilled";
 /// The first process that is killed has the next number.
 const FIRST_PID: u32 = 4_000;
 /// The first record of a boot that comes up here: others have come before it.

@@ -140,11 +140,12 @@ fn failed(error: impl std::error::Error) -> Status {
 }
 
 impl Model {
-    /// A request as the version before has it, where that is asked.
+    /// A request as the version before has it, where that is asked; of what kubelet-evictiond's family asks alone.
     fn as_understood(&self, request: BrokerRequest) -> Result<BrokerRequest, Status> {
         let record = {
             let world = self.world.lock();
-            world.record.clone().filter(|_| world.age(Program::Volnetd) == Age::Before)
+            let is_before = world.pressure.on && world.age(Program::Volnetd) == Age::Before;
+            world.record.clone().filter(|_| is_before)
         };
         let Some(record) = record else { return Ok(request) };
         let cut = |whole: &api::OpenRequest| {

@@ -14,7 +14,7 @@ use crate::coverage::Coverage;
 use crate::dice::Dice;
 use crate::hooks::HookRuns;
 use crate::logs::Logs;
-use crate::memory::Memory;
+use crate::memory::{Memory, OUT_OF_MEMORY};
 use crate::pressure::Pressure;
 use crate::resources::Resources;
 use crate::schedule::{Behaviour, CallFault, Peer, ProbeKind, Program, Shape};
@@ -470,15 +470,20 @@ impl World {
         };
         self.back_off.ends(container);
         self.memory.ends(id, code, &container.reason);
-        let is_stopped = container.is_stopped;
+        let (is_stopped, of_memory) = (container.is_stopped, container.reason == OUT_OF_MEMORY);
         let (name, uid, sandbox) = (container.name().to_owned(), container.uid().to_owned(), container.sandbox.clone());
-        if code == 0
+        // As with upstream (kuberuntime/helpers.go isInitContainerFailed): of an init container of which a process was killed that is how
+        // it has ended itself, whatever its code says.
+        let shape = self.past.get(&uid).and_then(|past| past.shape.as_ref());
+        let is_init = shape.is_some_and(|shape| shape.init.iter().any(|init| init.name == name && !init.sidecar));
+        let counts = if code == 0 && of_memory && is_init { 137 } else { code };
+        if counts == 0
             && let Some(sandbox) = self.sandboxes.get_mut(&sandbox)
         {
             sandbox.done.insert(name.clone());
         }
         // One that is to restart, for its probe has failed, does so whatever it ends with, as with upstream (computePodActions).
-        let noted = if code == 0 && is_stopped { 143 } else { code };
+        let noted = if counts == 0 && is_stopped { 143 } else { counts };
         self.past.entry(uid.clone()).or_default().ended.insert(name.clone(), noted);
         self.log_ends(id);
         self.resources_rest(&uid);

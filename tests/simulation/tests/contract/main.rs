@@ -4,7 +4,7 @@
 //! | module | model | the real thing |
 //! |---|---|---|
 //! | [`runtime`] | `runtime.rs` | containerd of the test kit's lab: the one that `BULKHEAD_RUNTIME` names, and 2.1, which has the events of the CRI |
-//! | [`controllers`] | `attacher.rs` | kube-controller-manager on a real control plane, where `KUBEBUILDER_ASSETS` has them |
+//! | [`controllers`] | `attacher.rs`, `allocator.rs` | kube-controller-manager and kube-scheduler on a real control plane, where `KUBEBUILDER_ASSETS` has them |
 //! | [`csi_driver`] | `csi_driver.rs` | the hostpath driver of kubernetes-csi, where `KUBEBUILDER_ASSETS` has it |
 //! | [`volnetd`] | `volnetd.rs`, `volnetd_csi.rs` | kubelet-volnetd, in this process, on folders, mounts and cgroups of its own |
 

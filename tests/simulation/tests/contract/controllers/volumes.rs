@@ -2,34 +2,24 @@
 //! plane. There the test itself is the driver's external attacher, which says of each VolumeAttachment that it is done.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use bulkhead_simulation::apiserver::{Model, NODE};
+use bulkhead_simulation::apiserver::NODE;
 use bulkhead_simulation::attacher::attachment;
 use bulkhead_simulation::volumes::{DRIVER, unique_name};
 use bulkhead_simulation::volumes_schedule::Claim;
-use bulkhead_simulation::world::Shared;
-use bulkhead_testkit::apiserver::Config;
 use bulkhead_testkit::cluster::controllers_are_there;
+use bulkhead_testkit::image;
 use bulkhead_testkit::skip::{Lack, skip_this_test};
 use bulkhead_testkit::wait::{LONG, eventually};
-use bulkhead_testkit::{Cluster, image};
 use serde_json::{Value, json};
-use tokio::runtime::{Builder, Runtime};
 
-const PODS: &str = "/api/v1/namespaces/default/pods";
+use super::{PODS, Subject};
+
 const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims";
 const VOLUMES: &str = "/api/v1/persistentvolumes";
 const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
 
 /// That the node's kubelet leaves attaching to the controller (upstream ControllerManagedAttachAnnotation).
 const MANAGED: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
-
-/// Who is asked.
-#[derive(Debug)]
-enum Subject {
-    Model { model: Model, world: Shared, _runtime: Runtime },
-    // The folder last: it goes when the cluster has ended.
-    Real { cluster: Cluster, _folder: tempfile::TempDir },
-}
 
 fn hold(subject: &Subject) -> Result<()> {
     subject.furnish()?;
@@ -53,64 +43,6 @@ fn kube_controller_manager_is_what_the_model_takes_it_for() -> Result<()> {
 }
 
 impl Subject {
-    fn model() -> Result<Self> {
-        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().context("making a runtime")?;
-        let world = Shared::new(1);
-        let model = Model::start(world.clone(), runtime.handle())?;
-        Ok(Subject::Model { model, world, _runtime: runtime })
-    }
-
-    fn real() -> Result<Self> {
-        let folder = tempfile::tempdir().context("making a folder")?;
-        let cluster = Cluster::start(folder.path(), Config::default())?;
-        cluster.start_controllers()?;
-        Ok(Subject::Real { cluster, _folder: folder })
-    }
-
-    /// None: there is no such object.
-    fn get(&self, path: &str) -> Result<Option<Value>> {
-        match self {
-            Subject::Model { model, .. } => Ok(model.request("GET", path, &Value::Null).ok()),
-            Subject::Real { cluster, .. } => {
-                let answer = cluster.client().get(path)?;
-                if answer.status == 404 { Ok(None) } else { answer.success().map(Some) }
-            }
-        }
-    }
-
-    fn create(&self, path: &str, object: &Value) -> Result<Value> {
-        match self {
-            Subject::Model { model, .. } => {
-                model.request("POST", path, object).map_err(|refusal| anyhow::anyhow!("{path}: {refusal}"))
-            }
-            Subject::Real { cluster, .. } => cluster.client().send_json("POST", path, object)?.success(),
-        }
-    }
-
-    fn patch(&self, path: &str, patch: &Value) -> Result<()> {
-        match self {
-            Subject::Model { model, .. } => {
-                model.patch(path, patch);
-                Ok(())
-            }
-            Subject::Real { cluster, .. } => {
-                cluster.client().patch(path, "strategic-merge-patch", patch)?.success().map(drop)
-            }
-        }
-    }
-
-    /// At once, as somebody does whose node is gone.
-    fn delete_pod(&self, pod: &str) -> Result<()> {
-        let path = format!("{PODS}/{pod}?gracePeriodSeconds=0");
-        match self {
-            Subject::Model { model, .. } => {
-                let done = model.request("DELETE", &path, &Value::Null);
-                done.map(drop).map_err(|refusal| anyhow::anyhow!("{path}: {refusal}"))
-            }
-            Subject::Real { cluster, .. } => cluster.client().request("DELETE", &path, &[], b"")?.success().map(drop),
-        }
-    }
-
     /// The node, and claims that are bound.
     fn furnish(&self) -> Result<()> {
         let node = json!({"apiVersion": "v1", "kind": "Node",
@@ -226,18 +158,6 @@ impl Subject {
             (false, None) => Ok(()),
             (is_told, made) => bail!("told: {is_told}, {made:?}"),
         })
-    }
-
-    /// The model's own checks have held.
-    fn is_content(&self) -> Result<()> {
-        match self {
-            Subject::Model { world, .. } => {
-                let broken = world.lock().broken.clone();
-                ensure!(broken.is_empty(), "{broken:?}");
-                Ok(())
-            }
-            Subject::Real { .. } => Ok(()),
-        }
     }
 }
 
