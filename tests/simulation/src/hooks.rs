@@ -203,7 +203,7 @@ impl World {
         }
     }
 
-    /// Nobody is to be told that it runs: its postStart does.
+    /// Nobody is to be told that it runs: its postStart does, or has failed.
     fn is_starting(&self, container: &Container) -> bool {
         let hook = self.shape_of(container).and_then(|shape| shape.hook(container.name(), HookKind::PostStart));
         if hook.is_none() || container.is_ghost || self.hooks.lives.get(&container.id) != Some(&self.life) {
@@ -211,8 +211,9 @@ impl World {
         }
         match self.hooks.run(&container.id, HookKind::PostStart).map(|run| run.at) {
             Some(At::Runs) => true,
-            // Who has not heard of the start runs none.
+            // Who has not heard of the start runs none, and what is to end for its hook may be out of reach.
             None => !self.is_disturbed(container.began.saturating_sub(DISTURBED)),
+            Some(At::Ended { code }) if code != 0 => !self.is_disturbed(container.began.saturating_sub(DISTURBED)),
             Some(At::CutOff | At::Ended { .. }) => false,
         }
     }
@@ -222,7 +223,7 @@ impl World {
         let wrong =
             self.running(uid).find(|container| told.running.contains(container.name()) && self.is_starting(container));
         if let Some(name) = wrong.map(|container| container.name().to_owned()).filter(|_| told.worker == SYNCING) {
-            let text = format!("{name} of {} is told to run, and its postStart has not ended", self.short(uid));
+            let text = format!("{name} of {} is told to run, and its postStart has not succeeded", self.short(uid));
             self.breaks("post-start-first", text);
         }
     }
@@ -241,7 +242,7 @@ impl World {
             self.is_starting(container).then(|| container.name().to_owned())
         });
         if let Some(name) = wrong {
-            let text = format!("{name} of {} is written to run, and its postStart has not ended", self.short(uid));
+            let text = format!("{name} of {} is written to run, and its postStart has not succeeded", self.short(uid));
             self.breaks("post-start-first", text);
         }
     }

@@ -90,7 +90,11 @@ impl PodSyncer {
             contents: set_up::hashes(&outcomes),
             tokens_renew,
         };
-        self.node.pods.set_prepared(&self.uid, prepared.clone());
+        // Its limits were left out while a resize is under way. That may end without them: a container that restarts for it has what it
+        // was granted, whether the pod's cgroup got its part or not. So the next sync gives them.
+        if !resizes {
+            self.node.pods.set_prepared(&self.uid, prepared.clone());
+        }
         Ok(prepared)
     }
 

@@ -289,14 +289,19 @@ impl Allocations {
         book.conditions.retain(|uid, _| known.contains(uid));
     }
 
-    /// After a restart the conditions go on from what the API server has.
+    /// After a restart the conditions go on from what the API server has. What a pod has it does not wait for, also where nobody could
+    /// write that before the restart.
     pub fn take_up(&self, uid: &PodUid, pod: &Pod) {
         if spec::is_static(pod) {
             return;
         }
-        let told = ResizeConditions::of(pod);
+        let mut told = ResizeConditions::of(pod);
+        let mut book = self.book();
+        if book.allocated.get(uid).is_none_or(|granted| granted.substituted(pod, self.gates).is_none()) {
+            told.clear_pending();
+        }
         if !told.is_empty() {
-            self.book().conditions.entry(uid.clone()).or_insert(told);
+            book.conditions.entry(uid.clone()).or_insert(told);
         }
     }
 

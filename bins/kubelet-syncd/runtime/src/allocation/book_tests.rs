@@ -63,6 +63,30 @@ fn starting_a_pod_costs_one_write() {
 }
 
 #[test]
+fn who_has_what_it_asks_for_waits_for_nothing_after_a_restart() {
+    let disk = Arc::new(Disk::default());
+    let (old, new) = (pod(&[100]), pod(&[150]));
+    let mut pending = ResizeConditions::default();
+    pending.set_pending(false, "no room", 2, Timestamp::UNIX_EPOCH);
+    let told = |pod: &Pod| {
+        let status = serde_json::from_value(json!({"conditions": pending.to_api()})).unwrap();
+        Pod { status: Some(status), ..pod.clone() }
+    };
+    let book = disk.restart();
+    book.allocate(&uid(), &old);
+    book.flush().unwrap();
+    let book = disk.restart();
+    book.take_up(&uid(), &told(&new));
+    assert!(book.conditions(&uid()).is_deferred(), "it still waits");
+    book.allocate(&uid(), &new);
+    book.flush().unwrap();
+    // The API server was not told of the grant.
+    let book = disk.restart();
+    book.take_up(&uid(), &told(&new));
+    assert!(book.conditions(&uid()).is_empty());
+}
+
+#[test]
 fn a_resize_that_is_half_done_is_half_done_after_a_restart() {
     let disk = Arc::new(Disk::default());
     let book = disk.restart();
