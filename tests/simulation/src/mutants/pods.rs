@@ -141,8 +141,8 @@ pub(super) const MUTANTS: [Mutant; 46] = [
         mistake: "the object is deleted before kubelet-syncd says that nothing is left of the pod",
         only: Some(Family::Api),
         file: "bins/kubelet-statusd/src/pods/decide.rs",
-        from: "if api.deleting && desired.may_delete && is_terminal(phase(&old))",
-        to: "if api.deleting && (desired.may_delete || MUTANT) && is_terminal(phase(&old))",
+        from: "let may_go = api.deleting && desired.may_delete && is_terminal(phase(&old));",
+        to: "let may_go = api.deleting && (desired.may_delete || MUTANT) && is_terminal(phase(&old));",
     },
     Mutant {
         name: "new-start-time",
