@@ -279,13 +279,12 @@ impl Hierarchies {
     pub fn ensure(&self, path: &CgroupPath) -> Result<bool, CgroupError> {
         let mut created = false;
         for tree in &self.trees {
-            created |= match self.version {
-                // The ancestors are nearly always there, and need nothing there.
-                Version::V1 => match create_leaf(tree, path)? {
-                    Some(created) => created,
-                    None => self.create_with_ancestors(tree, path)?,
-                },
-                Version::V2 => self.create_with_ancestors(tree, path)?,
+            // On v1 the ancestors are nearly always there, and need nothing.
+            let leaf = if self.version == Version::V1 { create_leaf(tree, path)? } else { Leaf::LacksAncestors };
+            created |= match leaf {
+                Leaf::IsThere { created } => created,
+                Leaf::LacksCpus { created } => self.create_with_ancestors(tree, path)? || created,
+                Leaf::LacksAncestors => self.create_with_ancestors(tree, path)?,
             };
         }
         Ok(created)
@@ -678,16 +677,26 @@ fn create_dir(dir: &Path) -> Result<bool, CgroupError> {
     }
 }
 
-/// v1: creates the cgroup in a tree where its parent is there. None: the ancestors have to be seen to first.
-fn create_leaf(tree: &Tree, path: &CgroupPath) -> Result<Option<bool>, CgroupError> {
+/// What a cgroup is without a look at its ancestors. `created`: it was missing.
+enum Leaf {
+    IsThere { created: bool },
+    LacksCpus { created: bool },
+    LacksAncestors,
+}
+
+/// v1: creates the cgroup in a tree where its parent is there.
+fn create_leaf(tree: &Tree, path: &CgroupPath) -> Result<Leaf, CgroupError> {
     let dir = path.below(&tree.mount_point);
     let created = match create_dir(&dir) {
-        Err(CgroupError::Create { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(CgroupError::Create { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            return Ok(Leaf::LacksAncestors);
+        }
         created => created?,
     };
-    let Some(parent) = dir.parent().filter(|_| tree.has_cpuset() && !path.is_root()) else { return Ok(Some(created)) };
-    let has_cpuset = inherit_cpuset(parent, &dir)?;
-    Ok(has_cpuset.then_some(created))
+    match dir.parent().filter(|_| tree.has_cpuset() && !path.is_root()) {
+        Some(parent) if !inherit_cpuset(parent, &dir)? => Ok(Leaf::LacksCpus { created }),
+        _ => Ok(Leaf::IsThere { created }),
+    }
 }
 
 fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
