@@ -379,7 +379,7 @@ impl World {
         let Some(evicted) = self.pressure.evicted.get(uid).filter(|_| self.is_waited_for) else { return };
         let longest = evicted.grace.max(SHORTEST_GRACE);
         // What was under way before may go on.
-        if grace > longest && evicted.at + UNDER_WAY < kernel::now() {
+        if grace > longest && evicted.at + UNDER_WAY < self.asked_for_at {
             let pod = self.short(uid);
             self.breaks("short-grace", format!("{pod} was evicted with {longest} s, and is stopped with {grace} s"));
         }
@@ -390,8 +390,7 @@ impl World {
         if !self.pressure.on || !self.is_waited_for {
             return;
         }
-        let now = kernel::now();
-        if self.pressure.evicted.get(uid).is_some_and(|evicted| evicted.at + UNDER_WAY < now) {
+        if self.pressure.evicted.get(uid).is_some_and(|evicted| evicted.at + UNDER_WAY < self.asked_for_at) {
             let pod = self.wanted_uid(uid).map_or_else(|| self.short(uid), |(name, _)| name);
             return self.breaks("stays-evicted", format!("a sandbox is made for {pod}, which was evicted"));
         }

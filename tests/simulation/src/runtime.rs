@@ -64,6 +64,7 @@ pub async fn change<T: Send + 'static>(
     what: String,
     act: impl AsyncFnOnceSend<T>,
 ) -> Result<T, Status> {
+    let asked_for_at = kernel::now();
     let (there, back, fault, boots) = {
         let mut world = world.lock();
         let (there, back) = world.latency(peer);
@@ -85,6 +86,7 @@ pub async fn change<T: Send + 'static>(
                 return Err(Status::unavailable("the machine has lost its power"));
             }
             world.is_waited_for = caller.waits();
+            world.asked_for_at = asked_for_at;
             // What nobody waits for when its turn comes is mostly not begun, and now and then all the same.
             if !world.is_waited_for && (peer == Peer::Volnetd || world.dice.percent(70)) {
                 return Err(Status::cancelled("nobody waits for it"));

@@ -260,6 +260,8 @@ pub struct World {
     pub commands: Vec<Command>,
     /// Whoever has asked for what is being done still waits for it. Else nobody can be blamed for what it does to what came since.
     pub is_waited_for: bool,
+    /// When it was asked for, on the kernel's clock.
+    pub asked_for_at: Duration,
     /// Lives of kubelet-syncd so far.
     pub life: u64,
     /// How often the machine has lost its power.
@@ -325,6 +327,7 @@ impl Shared {
             call_faults: Vec::new(),
             commands: Vec::new(),
             is_waited_for: false,
+            asked_for_at: Duration::ZERO,
             life: 0,
             boots: 0,
             disk_is_full: false,

@@ -391,7 +391,8 @@ impl SyncLoop {
         if runtime.sandboxes.is_empty() && runtime.containers.is_empty() && self.workers.lifecycle(uid).is_none() {
             self.admission_queue.rejected.insert(uid.clone());
             self.node.pods.set_status(uid, Arc::new(status.clone()));
-            return view::rejected(&self.node, uid, pod, &status);
+            view::rejected(&self.node, uid, pod, &status);
+            return self.update_not_admitted(uid, pod, now);
         }
         // It ran before this process started, and may not any longer.
         let status = Arc::new(pod_status::rejected_while_it_runs(pod, status));
@@ -525,11 +526,15 @@ impl SyncLoop {
         }
     }
 
-    /// A change of a pod that is not admitted. Nothing for a rejected pod; a pending pod that is being deleted gets a
-    /// worker, which ends it.
+    /// A change of a pod that is not admitted. One that is being deleted gets a worker, which ends it: a life of this process before
+    /// this one may have admitted it, and made its cgroup, its volumes and its claims ready (upstream `filterTerminalPodsToDelete`).
     pub(super) fn update_not_admitted(&mut self, uid: &PodUid, pod: &Arc<Pod>, now: Instant) {
         let facts = desired::facts(pod);
-        if self.admission_queue.pending.contains_key(uid) && (facts.deleted || facts.terminal_phase) {
+        if facts.deleted && self.admission_queue.rejected.remove(uid) {
+            // It has nothing of the node that another pod could not have.
+            self.admission_queue.ended.insert(uid.clone());
+            self.update_worker(uid, pod.clone(), UpdateType::Kill, now);
+        } else if self.admission_queue.pending.contains_key(uid) && (facts.deleted || facts.terminal_phase) {
             self.admission_queue.pending.remove(uid);
             self.update_worker(uid, pod.clone(), UpdateType::Update, now);
         }

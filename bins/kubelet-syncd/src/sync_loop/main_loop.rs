@@ -320,9 +320,11 @@ impl SyncLoop {
         self.housekeeping.look_for_logs();
         self.node.allocations.release(uid);
         if self.admission_queue.forget(uid) && self.workers.lifecycle(uid).is_none() {
-            // It never began.
+            // It never began, or not in this life of the process: what one before made of it is pruned.
             self.take_back(uid);
             self.node.forget(uid);
+            self.housekeeping.look_for_leftovers();
+            self.housekeeping.run_soon(now);
             return;
         }
         self.node.volnetd.authority().next_generation();

@@ -110,11 +110,11 @@ pub fn readiness(node: &NodeContext, uid: &PodUid, pod: &Arc<Pod>) {
     publish(node, uid, pod, &runtime, &status, Stage::Alive);
 }
 
-/// A pod that was refused and of which the runtime has nothing: that is all there will ever be to say of it.
+/// A pod that was rejected and of which the runtime has nothing: that is all there will ever be to say of it. Its object may go once its
+/// worker has cleaned up after a former life (`SyncLoop::update_not_admitted`).
 pub fn rejected(node: &NodeContext, uid: &PodUid, pod: &Pod, status: &PodStatus) {
     publish(node, uid, pod, &Arc::default(), &Arc::new(status.clone()), Stage::Gone);
     node.hub.modify_known(uid, |state| {
-        state.may_delete = true;
         state.instances.get_or_insert_default();
     });
 }
