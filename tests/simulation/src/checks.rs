@@ -8,6 +8,9 @@ use bulkhead_simulation_kernel as kernel;
 use crate::schedule::{CALM, ContainerShape, ProbeKind, SETTLING, Shape};
 use crate::world::{Container, State, Told, World, uid_of, version_of};
 
+/// What goes wrong has its consequences within so long: a call's deadline, and a try after it.
+pub(crate) const DISTURBED: Duration = Duration::from_secs(150);
+
 /// Names of all checks, for the documentation and the mutants.
 pub const NAMES: [&str; 92] = [
     "one-instance",

@@ -7,14 +7,12 @@ use bulkhead_simulation_kernel as kernel;
 use serde_json::Value;
 use tonic::Status;
 
-use crate::checks::SYNCING;
+use crate::checks::{DISTURBED, SYNCING};
 use crate::hooks_schedule::{Hook, HookKind};
 use crate::schedule::{CALM, SETTLING, Shape};
 use crate::stop::until_ended;
 use crate::world::{Container, Shared, State, Told, World};
 
-/// What goes wrong has its consequences within so long: a call's deadline, and a try after it.
-const DISTURBED: Duration = Duration::from_secs(150);
 /// How long what is told of a pod may be behind what is so, where nothing is wrong.
 const BEHIND: Duration = Duration::from_secs(5);
 /// The least grace that a stop gives, seconds (upstream `pkg/kubelet/kuberuntime` minimumGracePeriodInSeconds).
@@ -118,11 +116,6 @@ impl World {
         let container = self.containers.get(id)?;
         let mut hooks = self.shape_of(container)?.hooks.get(container.name())?.iter();
         hooks.find(|hook| hook.words() == command).copied()
-    }
-
-    /// Something went wrong a short time ago, or at that time or later.
-    fn is_disturbed(&self, since: Duration) -> bool {
-        self.resources.disturbed().is_some_and(|at| at >= since)
     }
 
     fn hook_begins(&mut self, id: &str, kind: HookKind) -> Result<(), Status> {

@@ -265,6 +265,11 @@ fn shape_of<'a>(shape: &'a Shape, name: &str) -> Option<&'a ContainerShape> {
 }
 
 impl World {
+    /// Something was not as it should be at that time or later.
+    pub(crate) fn is_disturbed(&self, since: Duration) -> bool {
+        self.resources.disturbed().is_some_and(|at| at >= since)
+    }
+
     fn wants(&self, container: &Container) -> Option<&ContainerShape> {
         shape_of(self.past.get(container.uid())?.shape.as_ref()?, container.name())
     }

@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use bulkhead_cri::v1;
 use bulkhead_ipc::volnetd as api;
@@ -13,6 +12,7 @@ use serde_json::{Value, json};
 use tonic::Status;
 
 use crate::apiserver;
+use crate::checks::DISTURBED;
 use crate::schedule::Shape;
 use crate::sizes_schedule::{Limits, Size, Sized, Sizes, Words, whole};
 use crate::world::{Container, State, World};
@@ -23,8 +23,6 @@ const CHECKPOINT: &str = "allocations.json";
 const OF_NODE: Size = Size { cpu: 2_000, memory: (16 << 10) - 100 };
 /// What a container uses while it runs, bytes.
 const USED: u64 = 1 << 20;
-/// What goes wrong has its consequences within so long.
-const DISTURBED: Duration = Duration::from_secs(150);
 /// Microseconds.
 const PERIOD: u64 = 100_000;
 
@@ -369,8 +367,7 @@ impl World {
     pub(crate) fn check_room_in_cgroup(&mut self, uid: &str) {
         let Some(limit) = self.sizes.cgroups.get(uid).and_then(|cgroup| cgroup.memory_limit_bytes) else { return };
         // Who restarts for other memory does so also where the cgroup's part did not work; the next sync makes that good.
-        let now = bulkhead_simulation_kernel::now();
-        let is_disturbed = self.resources.disturbed().is_some_and(|at| at + DISTURBED >= now);
+        let is_disturbed = self.is_disturbed(bulkhead_simulation_kernel::now().saturating_sub(DISTURBED));
         if !self.sizes.pods.contains_key(uid) || limit < 0 || is_disturbed {
             return;
         }

@@ -107,7 +107,7 @@ impl Sensors {
     }
 }
 
-/// Has the descriptor opened. `None`: this kernel has nothing of the kind.
+/// Has the descriptor opened, also where the kubelet-volnetd that knows how comes later. `None`: this kernel has nothing of the kind.
 async fn open(broker: &BrokerClient, kind: &Kind) -> Option<OwnedFd> {
     let mut retry = BackOff::new(RETRY.0, RETRY.1);
     loop {
@@ -123,10 +123,10 @@ async fn open(broker: &BrokerClient, kind: &Kind) -> Option<OwnedFd> {
     }
 }
 
-/// Whether asking again would help nothing: this kernel has it not, or kubelet-volnetd is of an older version or may not (before
-/// Linux 6.5 triggers take a capability).
+/// Whether asking again would help nothing: this kernel has it not, or kubelet-volnetd may not (before Linux 6.5 triggers take a
+/// capability). An older kubelet-volnetd, which does not know what it is asked for, is replaced some day.
 fn is_final(code: Code) -> bool {
-    matches!(code, Code::FailedPrecondition | Code::InvalidArgument | Code::Unimplemented | Code::PermissionDenied)
+    matches!(code, Code::FailedPrecondition | Code::PermissionDenied)
 }
 
 /// cgroup v1: an event at the mark, made anew as the mark moves.
