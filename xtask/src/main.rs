@@ -179,7 +179,9 @@ fn command_line() -> clap::Command {
             clap::Command::new("simulate")
                 .about("Runs the real kubelet-syncd and kubelet-statusd on virtual time between models of their peers, driven by seeds (docs/simulation.md)")
                 .arg(
-                    profile("dev").help("cargo profile of what is run: `dev` as the tests build it, `simulate` for long runs"),
+                    profile("dev")
+                        .value_parser(["dev", "simulate"])
+                        .help("cargo profile of what is run: `dev` as the tests build it, `simulate` for long runs"),
                 )
                 .arg(rest("Passed on: --seeds N, --seed S, --minutes M, --only pods, --schedule FILE, --keep FOLDER, --mutants; --help names all")),
         )
@@ -372,5 +374,35 @@ mod tests {
         }
         assert_eq!(take_option(&mut options("--quick"), "--against").unwrap(), None);
         assert!(take_option(&mut options("--quick --against"), "--against").is_err());
+    }
+
+    /// Commands as the pages give them, each to its comment or the end of its line.
+    fn commands_of(page: &str) -> Vec<Vec<String>> {
+        let lines = page.lines().filter_map(|line| line.split_once("cargo xtask "));
+        let command = |text: &str| {
+            let end = text.find(['`', '#', '|']).unwrap_or(text.len());
+            // Alternatives and placeholders say what could stand there.
+            let text = text.get(..end).unwrap_or_default().trim().trim_end_matches(['.', '\'', ')']);
+            text.split_whitespace().map(|word| word.trim_matches(['[', ']']).to_owned()).collect()
+        };
+        lines.map(|(_, text)| command(text)).collect()
+    }
+
+    #[test]
+    fn commands_in_the_pages_are_commands() {
+        let top = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let folders = ["", "docs", "docs/decisions", "tests", "tests/fixtures/simulation", "tests/conformance"];
+        let files = folders.iter().filter_map(|folder| std::fs::read_dir(top.join(folder)).ok()).flatten().flatten();
+        let pages = files.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|ext| ext == "md"));
+        let mut seen = 0;
+        for page in pages {
+            for words in commands_of(&std::fs::read_to_string(&page).unwrap()) {
+                let line = std::iter::once("cargo xtask".to_owned()).chain(words.iter().cloned());
+                let parsed = super::command_line().try_get_matches_from(line);
+                assert!(parsed.is_ok(), "{}: cargo xtask {}: {}", page.display(), words.join(" "), parsed.unwrap_err());
+                seen += 1;
+            }
+        }
+        assert!(seen > 20, "{seen} commands were found");
     }
 }
