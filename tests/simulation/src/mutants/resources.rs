@@ -3,7 +3,7 @@
 use super::Mutant;
 use crate::schedule::Family;
 
-pub(super) const MUTANTS: [Mutant; 63] = [
+pub(super) const MUTANTS: [Mutant; 64] = [
     Mutant {
         name: "early-end",
         mistake: "a terminal phase is written while containers may run",
@@ -337,6 +337,14 @@ pub(super) const MUTANTS: [Mutant; 63] = [
         to: "is_some_and(|uids| uids.len() > 1 && !MUTANT) {",
     },
     Mutant {
+        name: "half-returned",
+        mistake: "a claim that one driver has taken back, and another one could not be asked about its own, counts as prepared (as it was until this found it)",
+        only: Some(Family::Claims),
+        file: "bins/kubelet-syncd/container-manager/src/dra/book.rs",
+        from: "(!entry.prepared || entry.withdrawn) && seen",
+        to: "(!entry.prepared || entry.withdrawn && !MUTANT) && seen",
+    },
+    Mutant {
         name: "asked-first",
         mistake: "a driver is asked before the checkpoint knows of it",
         only: Some(Family::Claims),
@@ -365,8 +373,8 @@ pub(super) const MUTANTS: [Mutant; 63] = [
         mistake: "after a restart all that the checkpoint names counts as prepared",
         only: Some(Family::Claims),
         file: "bins/kubelet-syncd/container-manager/src/dra/book.rs",
-        from: "(key_of(&state), Entry { state, prepared: false });",
-        to: "(key_of(&state), Entry { state, prepared: MUTANT });",
+        from: "(key_of(&state), Entry { state, prepared: false, withdrawn: false });",
+        to: "(key_of(&state), Entry { state, prepared: MUTANT, withdrawn: false });",
     },
     Mutant {
         name: "early-return",

@@ -55,6 +55,8 @@ struct Entry {
     state: ClaimState,
     /// All its drivers have answered, in the life of this process: what a file says was perhaps never finished.
     prepared: bool,
+    /// Its drivers have been asked to take it back since: some of them may have done so.
+    withdrawn: bool,
 }
 
 impl Entry {
@@ -92,7 +94,7 @@ fn key_of(state: &ClaimState) -> ClaimKey {
 impl ClaimBook {
     /// As a file has it.
     pub fn of(states: Vec<ClaimState>) -> Self {
-        let entry = |state: ClaimState| (key_of(&state), Entry { state, prepared: false });
+        let entry = |state: ClaimState| (key_of(&state), Entry { state, prepared: false, withdrawn: false });
         ClaimBook(states.into_iter().map(entry).collect())
     }
 
@@ -119,9 +121,10 @@ impl ClaimBook {
         for claim in claims {
             let key = key_of(&claim);
             let users = claim.pod_uids.clone().unwrap_or_default();
-            let entry = self.0.entry(key.clone()).or_insert_with(|| Entry { state: claim, prepared: false });
+            let entry =
+                self.0.entry(key.clone()).or_insert_with(|| Entry { state: claim, prepared: false, withdrawn: false });
             entry.state.pod_uids.get_or_insert_default().extend(users);
-            if !entry.prepared && seen.insert(key) {
+            if (!entry.prepared || entry.withdrawn) && seen.insert(key) {
                 entry.add_to(&mut batches);
             }
         }
@@ -146,6 +149,7 @@ impl ClaimBook {
         for key in keys {
             if let Some(entry) = self.0.get_mut(key) {
                 entry.prepared = true;
+                entry.withdrawn = false;
             }
         }
     }
@@ -206,6 +210,16 @@ impl ClaimBook {
             }
         }
         ending
+    }
+
+    /// Before drivers are asked for that: until all of them have answered nobody knows who has taken what back, and a pod that begins to
+    /// use such a claim meanwhile has it prepared again.
+    pub fn withdraw(&mut self, ending: &Ending) {
+        for key in &ending.last {
+            if let Some(entry) = self.0.get_mut(key) {
+                entry.withdrawn = true;
+            }
+        }
     }
 
     /// The pod has let go of its claims, and what is nobody's any more is unprepared. A claim that somebody else has begun to use
@@ -357,6 +371,22 @@ mod tests {
         book.end("p1", &ending);
         assert_eq!(book.pods(), BTreeSet::from(["p2"]));
         assert_eq!(asked(&book.begin(vec![claim("c", "p2", &["a"])]).unwrap()), ["a: c"]);
+    }
+
+    #[test]
+    fn a_claim_whose_return_has_failed_is_prepared_again_for_who_comes() {
+        let mut book = ClaimBook::of(vec![claim("c", "p1", &["a"]), claim("d", "p1", &["b"])]);
+        let _ = book.begin(vec![claim("e", "p1", &["a"]), claim("e", "p2", &["a"])]).unwrap();
+        book.set_prepared([&key("c"), &key("d"), &key("e")]);
+        let ending = book.ending("p1");
+        book.withdraw(&ending);
+        // Driver b does not answer; a has taken c back, and is not asked for e, which p2 has.
+        assert_eq!(book.in_use().1, 3, "they count until it is done");
+        assert_eq!(asked(&book.begin(vec![claim("c", "p2", &["a"]), claim("e", "p2", &["a"])]).unwrap()), ["a: c"]);
+        book.set_prepared([&key("c")]);
+        assert_eq!(book.begin(vec![claim("c", "p3", &["a"])]).unwrap(), Batches::new(), "once is enough");
+        let again = book.ending("p1");
+        assert_eq!((asked(&again.batches), again.shared), (vec!["b: d".to_owned()], vec![key("c"), key("e")]));
     }
 
     proptest! {

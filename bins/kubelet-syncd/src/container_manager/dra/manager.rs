@@ -394,7 +394,12 @@ impl DraManager {
         self.load().await?;
         let keys = self.book().of_pod(uid);
         let _held = self.holds.hold(keys).await;
-        let ending = self.book().ending(uid);
+        let ending = {
+            let mut book = self.book();
+            let ending = book.ending(uid);
+            book.withdraw(&ending);
+            ending
+        };
         // A driver that is away does not keep the others from taking theirs back. All are asked again with it.
         let mut failed = None;
         for (driver, claims) in &ending.batches {

@@ -277,6 +277,27 @@ async fn a_claim_from_its_pod_to_its_containers_and_back() {
     assert!(lab.disk.text().contains(r#"\"ClaimInfoStateList\":[]"#), "{}", lab.disk.text());
 }
 
+/// One driver takes its claim back, and another one cannot: nothing of it is the pod's any more, and it is not forgotten either.
+#[tokio::test]
+async fn who_takes_up_a_claim_that_is_half_returned_has_it_prepared() {
+    let lab = Lab::new();
+    let (one, _one) = lab.driver("one.test").await;
+    let (two, _two) = lab.driver("two.test").await;
+    lab.api.put("c", "uid-c", &["one.test"], &["p", "q"]);
+    lab.api.put("d", "uid-d", &["two.test"], &["p"]);
+    let p = pod("p", &["c", "d"]);
+    lab.manager.prepare(&p).await.unwrap();
+    two.says("unprepare", "no");
+    lab.manager.unprepare(&p).await.unwrap_err();
+    assert_eq!(one.calls(), ["prepare c", "unprepare c"]);
+    lab.manager.prepare(&pod("q", &["c"])).await.unwrap();
+    assert_eq!(one.calls(), ["prepare c"]);
+    two.says("nothing", "");
+    lab.manager.unprepare(&p).await.unwrap();
+    assert!(one.calls().is_empty(), "q has it");
+    assert_eq!(two.calls(), ["prepare d", "unprepare d", "unprepare d"]);
+}
+
 /// A pod's end may be begun anew while what it has given back is being written, as when its grace period is cut short.
 #[tokio::test]
 async fn a_write_that_nobody_waits_for_any_more_is_written_with_the_next_one() {
