@@ -21,6 +21,7 @@
 //! | [`memory`], [`memory_schedule`] | what the kernel kills for want of memory: its log, how containers have ended, what must hold; what comes to an end |
 //! | [`back_off`] | pauses between restarts |
 //! | [`sizes`], [`sizes_schedule`] | CPU and memory of containers that run: what is given and must hold; what is asked for |
+//! | [`drain_schedule`] | a node that is drained |
 //! | [`hooks`], [`hooks_schedule`] | hooks of containers: how they run and what must hold; which there are |
 //! | [`versions`], [`versions_schedule`], [`gateway`] | what passes between processes of different versions; who is replaced; who stands between them |
 //! | [`disk`], [`disk_schedule`] | state files: what is there after a power cut, what must hold; faults of the disk |
@@ -48,6 +49,7 @@ pub mod dice;
 pub mod disk;
 pub mod disk_schedule;
 pub mod dra_driver;
+pub mod drain_schedule;
 pub mod gateway;
 pub mod hooks;
 pub mod hooks_schedule;

@@ -702,6 +702,7 @@ impl Schedule {
             crate::sizes_schedule::workload(&mut Dice::of(seed, "sizes"), &mut steps);
         }
         crate::hooks_schedule::workload(&mut Dice::of(seed, "hooks"), &mut steps, family);
+        crate::drain_schedule::drain(&mut Dice::of(seed, "drain"), &mut steps, family);
         steps.sort_by_key(|step| step.at);
         Schedule { seed, family, plan, steps }
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use bulkhead_testkit::{Cluster, IDLE, Lab, Node};
+use bulkhead_testkit::{Cluster, IDLE, Lab, Node, cgroups};
 use bulkhead_tests::joined::{Member, NODE};
 use bulkhead_tests::lab;
 use serde_json::{Value, json};
@@ -117,9 +117,18 @@ fn rejected_pods_have_upstreams_reasons_and_messages() -> Result<()> {
         ensure!(status["message"].as_str().is_some_and(|text| text.starts_with(message)), "{refused:#}");
         ensure!(status["startTime"].is_string() && status["observedGeneration"] == 1, "{refused:#}");
         ensure!(!status.contains_key("containerStatuses"), "{refused:#}");
+        // As an earlier life of kubelet-syncd leaves it that admitted the pod. The server deletes a pod that has failed by itself.
+        let uid = refused["metadata"]["uid"].as_str().context("uid")?;
+        cgroups::create(&format!("{}/kubepods/besteffort/pod{uid}", node.cgroup_root()))?;
         let name = node.pod_name(name);
         cluster.delete("pods", "default", &name, None)?;
         cluster.wait_gone("pods", "default", &name)?;
+        bulkhead_testkit::eventually("nothing is left of it", bulkhead_testkit::LONG, || {
+            let below = cgroups::below(node.cgroup_root());
+            let left = below.iter().find(|path| path.contains(uid));
+            ensure!(left.is_none(), "{left:?}");
+            Ok(())
+        })?;
     }
     ensure!(node.cri()?.sandboxes()?.is_empty(), "something was made for a pod that was refused");
     node.finish()
