@@ -2,6 +2,7 @@
 //! request, and at the end.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use bulkhead_apiserver::request_log::Record;
 use bulkhead_apiserver::storage::ChangeKind;
@@ -15,6 +16,8 @@ use crate::world::{Object, World, attempt_of};
 
 /// How a static pod's mirror is called, behind the pod's name.
 const OF_NODE: &str = "-test-node";
+/// What the server does with a request it has done within this time, unless a fault holds it up; then its sender's end ends it.
+const LAST_WORDS: Duration = Duration::from_millis(10);
 
 fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
@@ -98,7 +101,10 @@ impl World {
         self.sizes.is_told(&uid, pod);
         self.check_starting_written(&uid, pod);
         if !now.is_mirror {
-            if let Some(before) = &before {
+            // A request that outlives its sender is taken after those of the next life. Its server knows no order of them, and the next
+            // look at the pod makes it good: as with upstream, whose patches name no version either.
+            let is_late = self.last_words.is_some_and(|at| at + LAST_WORDS > kernel::now());
+            if let Some(before) = before.as_ref().filter(|_| !is_late) {
                 self.check_forward(&uid, before, &now);
             }
             let ends = is_over(&now.phase) && before.as_ref().is_none_or(|before| !is_over(&before.phase));

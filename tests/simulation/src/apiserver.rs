@@ -13,8 +13,10 @@ use bulkhead_apiserver::resources::named;
 use bulkhead_apiserver::status::ApiError;
 use bulkhead_apiserver::{ApiServer, Config, StaticToken};
 use bulkhead_simulation_kernel as kernel;
+use futures_util::FutureExt as _;
 use serde_json::{Value, json};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Interest};
+use tokio::net::unix::OwnedReadHalf;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::runtime::Handle;
 
@@ -91,7 +93,7 @@ impl Model {
         let (from_node, to_node) = stream.into_split();
         let (from_server, to_server) = tokio::io::split(near);
         let asked = async {
-            self.pass(from_node, to_server).await;
+            self.ask_late(from_node, to_server).await;
             // What a client that is gone has sent is taken all the same.
             tokio::time::sleep(Duration::from_millis(1)).await;
         };
@@ -102,14 +104,33 @@ impl Model {
         }
     }
 
+    /// What the node asks, in order and late; and whether it has ended meanwhile.
+    async fn ask_late(&self, mut from: OwnedReadHalf, mut to: impl AsyncWrite + Unpin) {
+        let mut buffer = vec![0; BUFFER];
+        while let Ok(count @ 1..) = from.read(&mut buffer).await {
+            self.take_its_time().await;
+            let state = from.ready(Interest::READABLE).now_or_never();
+            if state.is_some_and(|state| state.is_ok_and(|state| state.is_read_closed())) {
+                self.world.lock().last_words = Some(kernel::now());
+            }
+            if to.write_all(buffer.get(..count).unwrap_or_default()).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn take_its_time(&self) {
+        let late = self.world.lock().way_to_api();
+        if late > 0 {
+            tokio::time::sleep(Duration::from_millis(late)).await;
+        }
+    }
+
     /// Bytes from one side to the other, in order and late.
     async fn pass(&self, mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) {
         let mut buffer = vec![0; BUFFER];
         while let Ok(count @ 1..) = from.read(&mut buffer).await {
-            let late = self.world.lock().way_to_api();
-            if late > 0 {
-                tokio::time::sleep(Duration::from_millis(late)).await;
-            }
+            self.take_its_time().await;
             if to.write_all(buffer.get(..count).unwrap_or_default()).await.is_err() {
                 return;
             }

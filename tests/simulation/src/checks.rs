@@ -12,7 +12,7 @@ use crate::world::{Container, State, Told, World, uid_of, version_of};
 pub(crate) const DISTURBED: Duration = Duration::from_secs(150);
 
 /// Names of all checks, for the documentation and the mutants.
-pub const NAMES: [&str; 92] = [
+pub const NAMES: [&str; 93] = [
     "one-instance",
     "one-pod-a-name",
     "wanted-runs-on",
@@ -103,6 +103,7 @@ pub const NAMES: [&str; 92] = [
     "hook-once",
     "post-start-first",
     "failed-hook-ends",
+    "heap-bound",
     "no-panic",
     "no-end",
 ];

@@ -531,6 +531,7 @@ impl Node {
                 cluster.look();
             }
             self.delete_going();
+            self.look_at_heaps();
             moved |= is_cut | self.do_commands();
             self.note_pressure();
             if !moved {

@@ -28,6 +28,8 @@ pub struct Process {
     runtime: Option<Runtime>,
     work: Work,
     ended: bool,
+    /// On the heap, bytes.
+    held: i64,
 }
 
 impl std::fmt::Debug for Process {
@@ -40,6 +42,7 @@ impl Process {
     /// # Errors
     /// The kernel gives no descriptors.
     pub fn start(work: impl AsyncFnOnce() + 'static) -> Result<Self> {
+        let before = kernel::held();
         // One thread for blocking work, which ends when there is none: see the kernel crate.
         let runtime = Builder::new_current_thread()
             .enable_all()
@@ -47,7 +50,13 @@ impl Process {
             .thread_keep_alive(Duration::ZERO)
             .build()
             .context("making a runtime")?;
-        Ok(Process { runtime: Some(runtime), work: Box::pin(async move { work().await }), ended: false })
+        let work: Work = Box::pin(async move { work().await });
+        Ok(Process { runtime: Some(runtime), work, ended: false, held: kernel::held() - before })
+    }
+
+    /// What it has on the heap since it has begun, bytes.
+    pub fn held(&self) -> u64 {
+        u64::try_from(self.held).unwrap_or(0)
     }
 
     /// To begin something in it from outside.
@@ -57,11 +66,11 @@ impl Process {
 
     /// Lets it run until it waits.
     pub fn turn(&mut self) -> Turn {
-        let Process { runtime: Some(runtime), work, ended } = self else {
+        let Process { runtime: Some(runtime), work, ended, held } = self else {
             return Turn { moved: false, until: None, ended: true };
         };
         kernel::take_idle();
-        let before = kernel::waits();
+        let (before, held_before) = (kernel::waits(), kernel::held());
         let idle = runtime.block_on(poll_fn(|context| {
             if let Some(idle) = kernel::take_idle() {
                 return Poll::Ready(idle);
@@ -72,6 +81,7 @@ impl Process {
             }
             Poll::Pending
         }));
+        *held += kernel::held() - held_before;
         Turn { moved: kernel::waits() > before + 1, until: idle.until, ended: *ended }
     }
 }

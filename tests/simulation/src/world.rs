@@ -260,7 +260,9 @@ pub struct World {
     pub commands: Vec<Command>,
     /// Whoever has asked for what is being done still waits for it. Else nobody can be blamed for what it does to what came since.
     pub is_waited_for: bool,
-    /// When it was asked for, on the kernel's clock.
+    /// When kube-apiserver last took a request whose sender had gone meanwhile.
+    pub last_words: Option<Duration>,
+    /// When what is being done was asked for, on the kernel's clock.
     pub asked_for_at: Duration,
     /// Lives of kubelet-syncd so far.
     pub life: u64,
@@ -327,6 +329,7 @@ impl Shared {
             call_faults: Vec::new(),
             commands: Vec::new(),
             is_waited_for: false,
+            last_words: None,
             asked_for_at: Duration::ZERO,
             life: 0,
             boots: 0,

@@ -15,12 +15,15 @@
 //! | `write`, `fsync`, `fdatasync` | below folders that are [`kept`](keep): account of what is durable, no room, failures; for its threads too | the kernel's |
 //! | `pthread_create` | the new thread runs only while the simulated one waits in `epoll_wait`, one after the other | the kernel's |
 //!
+//! Beside them it counts what is on the heap ([`held`]).
+//!
 //! No program that is shipped may link it: `tests/tests/files/structure.rs` holds that.
 
 #![allow(unsafe_code, reason = "functions of the C library cannot be given another body without it")]
 
 mod disk;
 mod files;
+mod heap;
 mod network;
 mod places;
 mod random;
@@ -38,6 +41,7 @@ pub use disk::{
     take_refused,
 };
 pub use files::replace;
+pub use heap::held;
 pub use network::route;
 pub use users::name_of_user;
 

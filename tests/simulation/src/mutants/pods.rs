@@ -3,7 +3,7 @@
 use super::Mutant;
 use crate::schedule::Family;
 
-pub(super) const MUTANTS: [Mutant; 46] = [
+pub(super) const MUTANTS: [Mutant; 47] = [
     Mutant {
         name: "takes-over",
         mistake: "after a restart an edited manifest takes over the pod from before the edit, which still ends (as it was until this found it)",
@@ -383,5 +383,14 @@ pub(super) const MUTANTS: [Mutant; 46] = [
         from: "let Err(failed) = unless_cancelled(cancel, run).await? else { return Ok(()) };",
         to: "let Err(failed) = unless_cancelled(cancel, run).await? else { return Ok(()) };\n        \
              if MUTANT {\n            return Ok(());\n        }",
+    },
+    Mutant {
+        name: "states-pile-up",
+        mistake: "each state of a pod that was ever told stays in memory",
+        only: Some(Family::Pods),
+        file: "bins/kubelet-syncd/src/hub/pods.rs",
+        from: "inner.pods.insert(uid.clone(), (seq, Arc::new(state)));",
+        to: "let state = Arc::new(state);\n        if MUTANT {\n            std::mem::forget(state.clone());\n        }\n        \
+             inner.pods.insert(uid.clone(), (seq, state));",
     },
 ];

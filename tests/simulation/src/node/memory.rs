@@ -4,11 +4,27 @@ use serde_json::Value;
 
 use super::Node;
 use crate::memory_schedule::{MemoryDeed, Victim};
+use crate::process::Process;
+use crate::schedule::Program;
 use crate::world::{Command, State};
 use crate::{memory, runtime};
 
 /// Where kubelet-syncd keeps which kill it has told of last.
 const TOLD: &str = "out-of-memory.json";
+
+/// The most that a daemon may have on its heap, KiB: some two and a half times as much as any was seen to have.
+#[derive(Debug, Clone, Copy)]
+struct Bound {
+    itself: u64,
+    /// For each pod that is wanted or shown.
+    of_pod: u64,
+}
+
+const HEAPS: [(Program, Bound); 3] = [
+    (Program::Syncd, Bound { itself: 4 << 10, of_pod: 512 }),
+    (Program::Statusd, Bound { itself: 2 << 10, of_pod: 128 }),
+    (Program::Evictiond, Bound { itself: 2 << 10, of_pod: 128 }),
+];
 
 /// One of them, by a number that picks it.
 fn pick<T: Clone>(all: &[T], pick: u64) -> Option<T> {
@@ -17,6 +33,22 @@ fn pick<T: Clone>(all: &[T], pick: u64) -> Option<T> {
 }
 
 impl Node {
+    /// What each daemon has on its heap, which goes with the pods that there are: what waits and what is remembered has its bounds.
+    pub(super) fn look_at_heaps(&mut self) {
+        let pods = {
+            let world = self.world.lock();
+            u64::try_from(world.shown.len().max(world.wanted.len())).unwrap_or(u64::MAX)
+        };
+        for (program, bound) in HEAPS {
+            let held = self.seat(program).and_then(|seat| seat.process.as_ref()).map_or(0, Process::held) >> 10;
+            let most = bound.itself + bound.of_pod.saturating_mul(pods);
+            if held > most {
+                let text = format!("{} has {held} KiB on its heap with {pods} pods, at most {most}", program.name());
+                self.world.lock().breaks("heap-bound", text);
+            }
+        }
+    }
+
     pub(super) fn exit(&self, number: u64, code: i32, out_of_memory: bool) {
         let (Some(id), Some(machine)) = (self.running(number), self.machine.handle()) else { return };
         let reason = if out_of_memory { "OOMKilled" } else { "" };
