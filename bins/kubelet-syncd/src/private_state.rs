@@ -80,13 +80,10 @@ impl EndpointStore for PrivateState {
         Ok(loaded.map(|file: DevicePlugins| file.endpoints).unwrap_or_default())
     }
 
-    fn save(&self, endpoints: &BTreeMap<String, String>) {
+    fn save(&self, endpoints: &BTreeMap<String, String>) -> std::io::Result<()> {
         let file = DevicePlugins { version: DEVICE_PLUGINS.version, endpoints: endpoints.clone() };
-        let written = serde_json::to_vec(&file).map_err(std::io::Error::other);
-        let written = written.and_then(|json| self.0.write(DEVICE_PLUGINS.name, &json).map_err(std::io::Error::other));
-        if let Err(error) = written {
-            tracing::warn!(%error, "device plugins would have to register again after a restart");
-        }
+        let json = serde_json::to_vec(&file).map_err(std::io::Error::other)?;
+        self.0.write(DEVICE_PLUGINS.name, &json).map_err(std::io::Error::other)
     }
 }
 

@@ -168,6 +168,8 @@ impl apiserver::Model {
         let path = format!("/api/v1/namespaces/default/pods/{pod}");
         let there = self.request("GET", &path, &Value::Null).ok();
         let there = there.filter(|there| !there["metadata"]["deletionTimestamp"].is_string());
+        // One that the node has not written about yet is refused where it asks for more than there is, and rightly.
+        let there = there.filter(|there| there["status"]["startTime"].is_string());
         let Some(uid) = there.as_ref().and_then(|there| there["metadata"]["uid"].as_str()) else { return };
         let wish = self.world().lock().sizes.wish(uid, sizes);
         let Some((limits, shape, wish)) = wish else { return };

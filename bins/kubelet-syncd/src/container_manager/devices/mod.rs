@@ -85,7 +85,9 @@ pub trait EndpointStore: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// It cannot be read, or what cannot be understood could not be set aside (the disk is full): nothing is to be written over it.
     fn load(&self) -> std::io::Result<BTreeMap<String, String>>;
-    fn save(&self, endpoints: &BTreeMap<String, String>);
+    /// # Errors
+    /// It could not be written, and the store is as it was.
+    fn save(&self, endpoints: &BTreeMap<String, String>) -> std::io::Result<()>;
 }
 
 /// What the devices are made of.
@@ -159,6 +161,8 @@ struct Endpoints {
     is_read: bool,
     /// That it cannot be read has been said.
     is_warned: bool,
+    /// What it has is older than this, as it could not be written (the disk was full).
+    is_behind: bool,
 }
 
 impl Endpoints {
@@ -175,7 +179,7 @@ impl Endpoints {
                     }
                     self.is_read = true;
                     if is_news {
-                        store.save(&self.of);
+                        self.write(store);
                     }
                 }
                 Err(error) if self.is_warned => {
@@ -192,8 +196,24 @@ impl Endpoints {
 
     fn save(&mut self, store: &dyn EndpointStore) {
         if self.read(store) {
-            store.save(&self.of);
+            self.write(store);
         }
+    }
+
+    fn write(&mut self, store: &dyn EndpointStore) {
+        let written = store.save(&self.of);
+        if let Some(error) = written.as_ref().err().filter(|_| !self.is_behind) {
+            tracing::warn!(%error, "device plugins would have to register again after a restart");
+        }
+        self.is_behind = written.is_err();
+    }
+
+    /// Writes what could not be written before. True: nothing is left.
+    fn catch_up(&mut self, store: &dyn EndpointStore) -> bool {
+        if self.is_behind {
+            self.write(store);
+        }
+        !self.is_behind
     }
 }
 
@@ -365,7 +385,7 @@ impl Devices {
     fn forget(&self, resource: &str) {
         let mut kept = lock(&self.kept);
         if kept.of.remove(resource).is_some() {
-            kept.save(&*self.store);
+            self.save_kept(&mut kept);
         }
     }
 
@@ -423,8 +443,14 @@ impl Devices {
         loop {
             self.dirty.notified().await;
             tokio::time::sleep(SETTLE).await;
-            while let Err(error) = self.write().await {
-                tracing::warn!("Writing checkpoint encountered: {error}");
+            loop {
+                let written = self.write().await;
+                if let Err(error) = &written {
+                    tracing::warn!("Writing checkpoint encountered: {error}");
+                }
+                if lock(&self.kept).catch_up(&*self.store) && written.is_ok() {
+                    break;
+                }
                 tokio::time::sleep(WRITE_AGAIN * 10).await;
             }
         }
@@ -632,7 +658,15 @@ impl Devices {
         let mut kept = lock(&self.kept);
         kept.read(&*self.store);
         kept.of = coming_back::kept(std::mem::take(&mut kept.of), connected, newest);
+        self.save_kept(&mut kept);
+    }
+
+    /// At once, or as soon as it can be written.
+    fn save_kept(&self, kept: &mut Endpoints) {
         kept.save(&*self.store);
+        if kept.is_behind {
+            self.dirty.notify_one();
+        }
     }
 
     fn running(&self, uid: &str) -> BTreeSet<String> {

@@ -18,7 +18,7 @@ use super::*;
 
 const R: &str = "example.com/r";
 
-/// In memory; the second: it cannot be read.
+/// In memory; the second: it cannot be read, nor written.
 #[derive(Debug, Default, Clone)]
 struct Kept(Arc<Mutex<BTreeMap<String, String>>>, Arc<AtomicBool>);
 
@@ -30,9 +30,28 @@ impl EndpointStore for Kept {
         Ok(lock(&self.0).clone())
     }
 
-    fn save(&self, endpoints: &BTreeMap<String, String>) {
+    fn save(&self, endpoints: &BTreeMap<String, String>) -> std::io::Result<()> {
+        if self.1.load(Ordering::Relaxed) {
+            return Err(std::io::ErrorKind::StorageFull.into());
+        }
         lock(&self.0).clone_from(endpoints);
+        Ok(())
     }
+}
+
+#[test]
+fn what_could_not_be_written_of_plugins_is_written_later() {
+    let (store, mut kept) = (Kept::default(), Endpoints::default());
+    assert!(kept.read(&store));
+    kept.of.insert(R.to_owned(), "/plugin".to_owned());
+    store.1.store(true, Ordering::Relaxed);
+    kept.save(&store);
+    assert!(kept.is_behind && !kept.catch_up(&store) && lock(&store.0).is_empty());
+    store.1.store(false, Ordering::Relaxed);
+    assert!(kept.catch_up(&store) && !kept.is_behind);
+    assert_eq!(*lock(&store.0), kept.of);
+    lock(&store.0).clear();
+    assert!(kept.catch_up(&store) && lock(&store.0).is_empty(), "once is enough");
 }
 
 /// After a start with a checkpoint that names the resource.
@@ -42,7 +61,8 @@ fn started(waits: bool) -> Arc<Devices> {
 
 fn kept(endpoints: &[(&str, &str)]) -> Kept {
     let kept = Kept::default();
-    kept.save(&endpoints.iter().map(|(resource, of)| ((*resource).to_owned(), (*of).to_owned())).collect());
+    let all = endpoints.iter().map(|(resource, of)| ((*resource).to_owned(), (*of).to_owned())).collect();
+    kept.save(&all).unwrap();
     kept
 }
 
@@ -184,7 +204,7 @@ async fn a_plugin_whose_place_another_has_is_not_looked_for() {
 async fn a_state_that_cannot_be_read_for_a_moment_ends_no_search() {
     let kept = kept(&[(R, "/r.sock"), ("x/other", "/o.sock")]);
     let devices = started_with(true, &kept);
-    kept.save(&BTreeMap::new());
+    kept.save(&BTreeMap::new()).unwrap();
     assert!(!devices.is_over(R, "/r.sock", None));
     // And what is written next is whole.
     devices.forget(R);
