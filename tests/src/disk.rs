@@ -3,9 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use bulkhead_testkit::{Lab, machine};
-
-const MIB: u64 = 1 << 20;
+use bulkhead_testkit::{Lab, loops, machine};
 
 /// A file system in a file of this size, mounted for as long as it lives.
 #[derive(Debug)]
@@ -18,11 +16,9 @@ impl Disk {
     /// It cannot be made or mounted.
     pub fn new(lab: &Lab, name: &str, megabytes: u64) -> Result<Self> {
         let image = lab.folder().join(format!("{name}.img"));
-        std::fs::File::create(&image)?.set_len(megabytes * MIB)?;
-        machine::run("mkfs.ext4", &["-q", "-m", "0", &image.display().to_string()])?;
         let at = lab.folder().join(name);
         std::fs::create_dir_all(&at)?;
-        machine::run("mount", &["-o", "loop", &image.display().to_string(), &at.display().to_string()])?;
+        loops::mount_new(&image, megabytes, &at)?;
         Ok(Disk { at })
     }
 

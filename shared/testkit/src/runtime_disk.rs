@@ -6,9 +6,8 @@ use anyhow::{Context as _, Result};
 use nix::sys::statvfs::statvfs;
 
 use crate::image::{self, Image, Tar};
-use crate::{Lab, machine};
+use crate::{Lab, loops, machine};
 
-const MIB: u64 = 1 << 20;
 /// Where that fills it.
 const FILLER: &str = "filler";
 
@@ -26,15 +25,12 @@ impl RuntimeDisk {
     pub fn lay(lab: &Lab, megabytes: u64) -> Result<Self> {
         let root = lab.folder().join("containerd/root");
         let file = lab.folder().join("runtime.img");
-        let (file_text, root_text) = (file.display().to_string(), root.display().to_string());
         lab.containerd().stop()?;
-        std::fs::File::create(&file)?.set_len(megabytes * MIB)?;
-        machine::run("mkfs.ext4", &["-q", "-m", "0", &file_text])?;
         let before = lab.folder().join("containerd/before");
         std::fs::rename(&root, &before)?;
         std::fs::create_dir(&root)?;
-        machine::run("mount", &["-o", "loop", &file_text, &root_text])?;
-        machine::run("cp", &["--archive", &format!("{}/.", before.display()), &root_text])?;
+        loops::mount_new(&file, megabytes, &root)?;
+        machine::run("cp", &["--archive", &format!("{}/.", before.display()), &root.display().to_string()])?;
         std::fs::remove_dir_all(&before)?;
         lab.containerd().spawn()?;
         Ok(Self { root })

@@ -38,7 +38,7 @@ use self::nspawn::{Nspawn, Start};
 pub use self::units::{SERVICES, Unit};
 use crate::lab::{self, Claim};
 use crate::netns::NetNs;
-use crate::{cgroups, machine, mounts};
+use crate::{cgroups, loops, machine, mounts};
 
 /// What every machine has besides what Debian installs, in systemd's folder for the administrator.
 const CGROUPS_WRITABLE: &str = "\
@@ -61,6 +61,9 @@ const MASKED: &[&str] =
 
 /// The folder, in the machine's own outside, that is its /var/lib/containerd.
 const IMAGES: &str = "containerd";
+
+/// Its disk, MiB. It has one of its own, so that nodes in it come under pressure by what is in it, and not by how full this machine is.
+const DISK_MIB: u64 = 32 << 10;
 
 /// A machine that is being described.
 #[derive(Debug)]
@@ -149,7 +152,9 @@ impl Made {
     fn make(number: u8, cached: &Path) -> Result<Self> {
         let folder = lab::folder(number).join("machine");
         let images = folder.join(IMAGES);
-        std::fs::create_dir_all(&images).with_context(|| format!("creating {}", images.display()))?;
+        std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+        loops::mount_new(&folder.with_extension("img"), DISK_MIB, &folder)?;
+        std::fs::create_dir(&images).with_context(|| format!("creating {}", images.display()))?;
         cgroups::create(&lab::cgroup(number))?;
         let root = root::copy(cached, &folder)?;
         Ok(Self { folder, root, netns: NetNs::create(number)? })
