@@ -186,6 +186,16 @@ impl<K: Key, I: Clone + PartialEq + fmt::Debug + Serialize + DeserializeOwned> J
         result
     }
 
+    /// The same of what the next process finds out by itself: this one has it also where it cannot be written.
+    ///
+    /// # Errors
+    /// It is not on disk.
+    pub fn begin_here(&self, key: &K, intent: I) -> Result<(), JournalError> {
+        self.begin(key, intent.clone()).inspect_err(|_| {
+            self.lock().entry(key.clone()).or_default().push(intent);
+        })
+    }
+
     /// The act is done (or was contradicted). Nobody waits for this to be on disk: after a crash the intent would be
     /// seen as contradicted.
     pub fn end(&self, key: &K, intent: &I) {
@@ -303,7 +313,7 @@ pub fn replace(dir: std::os::fd::BorrowedFd<'_>, name: &Path, content: &[u8], mo
     file.write_all(content)?;
     file.sync_all()?;
     rustix::fs::renameat(dir, temporary.as_os_str(), dir, name)?;
-    Ok(rustix::fs::fsync(dir)?)
+    std::fs::File::from(dir.try_clone_to_owned()?).sync_all()
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use bulkhead_ipc::volnetd::csi_client::CsiClient;
 use bulkhead_ipc::volnetd::volumes_client::VolumesClient;
 use bulkhead_ipc::volnetd::*;
 use bulkhead_sys::loop_device;
+use bulkhead_testkit::machine;
 use bulkhead_testkit::silent_fs::SilentFs;
 use bulkhead_testkit::skip::{Lack, skip_this_test};
 use tonic::transport::Channel;
@@ -101,6 +102,56 @@ async fn killed_between_any_two_steps_what_is_unsure_is_uncertain() {
     csi.commit_publish(to_commit("p", device(false))).await.unwrap();
     let (mut csi, _) = again(&mut program, &remote).await;
     assert!(staged(&mut csi).await[0].uncertain && !published(&mut csi).await[0].uncertain, "of the same boot");
+    program.stop().await;
+}
+
+/// After a boot with a full disk the node comes up all the same, and nothing is taken for certain, in this process or the next.
+#[tokio::test(flavor = "current_thread")]
+async fn a_full_disk_does_not_keep_it_from_coming_up_after_a_boot() {
+    let Some(mut program) = Program::new("csi-full") else { return };
+    let remote = Remote { dir: program.remote.dir.clone() };
+    ready(&remote).await;
+    let mut volumes = VolumesClient::new(remote.channel(SYNCD).await);
+    volumes.prepare_pod(PreparePodRequest { pod_uid: "p".into() }).await.unwrap();
+    let mut csi = CsiClient::new(remote.channel(SYNCD).await);
+    let staging = csi.prepare_stage(to_stage(device(false))).await.unwrap().into_inner().staging_path;
+    mount_tmpfs(Path::new(&staging));
+    csi.commit_stage(device(false)).await.unwrap();
+    let target = csi.prepare_publish(to_publish("p", device(false))).await.unwrap().into_inner().target_path;
+    mount_tmpfs(Path::new(&target));
+    csi.commit_publish(to_commit("p", device(false))).await.unwrap();
+    program.kill();
+
+    // Its state lies on a disk of its own, which has no room.
+    let (state, before) = (remote.dir.join("root/bulkhead/volnetd"), remote.dir.join("before"));
+    let copy = |from: &Path, to: &Path| {
+        machine::run("cp", &["--archive", &format!("{}/.", from.display()), &to.display().to_string()]).unwrap();
+    };
+    copy(&state, &before);
+    let small = Some(c"size=1m");
+    rustix::mount::mount("small", &state, "tmpfs", rustix::mount::MountFlags::empty(), small).unwrap();
+    copy(&before, &state);
+    std::fs::write(state.join("boot-id"), "another").unwrap();
+    let full = std::fs::write(state.join("filler"), vec![0; 2 << 20]).unwrap_err();
+    assert_eq!(full.kind(), std::io::ErrorKind::StorageFull, "{full}");
+    program.start_again();
+    ready(&remote).await;
+    let mut csi = CsiClient::new(remote.channel(SYNCD).await);
+    assert!(staged(&mut csi).await[0].uncertain && published(&mut csi).await[0].uncertain);
+    csi.commit_publish(to_commit("p", device(false))).await.unwrap();
+    assert!(!published(&mut csi).await[0].uncertain);
+    let another = csi.prepare_publish(to_publish("p", device(false))).await.unwrap().into_inner();
+    assert!(another.committed_before, "{another:?}");
+
+    // The next one finds it out again, and writes it where there is room.
+    std::fs::remove_file(state.join("filler")).unwrap();
+    for uncertain in [true, false] {
+        let (mut csi, _) = again(&mut program, &remote).await;
+        let (staged, published) = (staged(&mut csi).await, published(&mut csi).await);
+        assert!(staged[0].uncertain == uncertain && published[0].uncertain == uncertain, "{staged:?} {published:?}");
+        csi.commit_stage(device(false)).await.unwrap();
+        csi.commit_publish(to_commit("p", device(false))).await.unwrap();
+    }
     program.stop().await;
 }
 

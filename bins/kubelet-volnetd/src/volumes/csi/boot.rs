@@ -1,11 +1,13 @@
 //! What a boot ends: mounts go, and `vol_data.json` stays. So the boot in which this process was last ready is kept, and in another
 //! one, or where none is kept because another kubelet has had the node, all that is found is uncertain: its driver is asked again.
-//! So it is where the journal was damaged.
+//! So it is where the journal was damaged. A disk that is full then keeps no node from coming up: it may be there to be cleaned. What
+//! could not be written down is found out again by the next process, as the boot is not kept before.
 
 use std::io::Read as _;
 use std::path::Path;
 
 use bulkhead_sys::open;
+use bulkhead_types::chain;
 
 use super::super::VolumeError;
 use super::list;
@@ -17,7 +19,7 @@ const OF_THE_KERNEL: &str = "/proc/sys/kernel/random/boot_id";
 /// Makes everything uncertain where it has to be. To be called before anybody is served.
 ///
 /// # Errors
-/// The volumes cannot be listed, or the journal or the boot not be written: nobody could rely on what is told then.
+/// The volumes cannot be listed: nobody could rely on what is told then.
 pub fn look(node: &Node) -> Result<(), VolumeError> {
     let list_error = |path: &str| {
         let path = path.into();
@@ -28,14 +30,20 @@ pub fn look(node: &Node) -> Result<(), VolumeError> {
     if whole && kept(node).is_some_and(|kept| kept == now) {
         return Ok(());
     }
-    let count = list::nothing_is_certain(node)?;
+    let (count, written) = list::nothing_is_certain(node)?;
     if count > 0 {
         tracing::info!(
             count,
             "volumes of CSI drivers are uncertain: another boot, another kubelet's node, or a damaged journal"
         );
     }
-    journal::replace(node.state(), Path::new(BOOT), &now, 0o600).map_err(list_error(BOOT))
+    let kept = written.map_err(|error| chain(&error)).and_then(|()| {
+        journal::replace(node.state(), Path::new(BOOT), &now, 0o600).map_err(|error| format!("writing {BOOT}: {error}"))
+    });
+    if let Err(error) = kept {
+        tracing::warn!(error, "what is uncertain of volumes cannot be written down: the next start finds it out again");
+    }
+    Ok(())
 }
 
 fn kept(node: &Node) -> Option<Vec<u8>> {

@@ -18,7 +18,7 @@ use super::super::{
 use super::data::{self, VolData};
 use super::paths;
 use super::{stage, way};
-use crate::journal::{Intent, StagedKey, StagingIntent};
+use crate::journal::{Intent, JournalError, StagedKey, StagingIntent};
 use crate::node::Node;
 
 const MAX_ENTRIES: usize = 100_000;
@@ -394,21 +394,23 @@ pub fn drop_contradicted(node: &Node) {
 }
 
 /// At the first start after a boot, or on a node that another kubelet has kept: what is found was mounted by nobody that we know
-/// of, so that all of it is uncertain. Gives how many.
+/// of, so that all of it is uncertain. Gives how many, and whether that is on the disk: in this process it is so without it.
 ///
 /// # Errors
-/// The volumes cannot be listed, or the journal not be written.
-pub fn nothing_is_certain(node: &Node) -> Result<usize, VolumeError> {
-    let mut count = 0;
+/// The volumes cannot be listed.
+pub fn nothing_is_certain(node: &Node) -> Result<(usize, Result<(), JournalError>), VolumeError> {
+    let (mut count, mut written) = (0, Ok(()));
     for volume in staged(node)? {
-        node.staging.begin(&StagedKey::of(&volume.folder), StagingIntent::Stage { folder: volume.folder.clone() })?;
+        let intent = StagingIntent::Stage { folder: volume.folder.clone() };
+        written = written.and(node.staging.begin_here(&StagedKey::of(&volume.folder), intent));
         count += 1;
     }
     for volume in published(node, None)? {
         if let Ok(spec) = VolumeName::parse(&volume.spec) {
-            node.journal.begin(&volume.pod, Intent::Publish { spec, block: volume.block })?;
+            let intent = Intent::Publish { spec, block: volume.block };
+            written = written.and(node.journal.begin_here(&volume.pod, intent));
             count += 1;
         }
     }
-    Ok(count)
+    Ok((count, written))
 }
