@@ -248,21 +248,32 @@ pub async fn prepare(
         if settings.manage_kernel_tunables {
             setup::kernel_tunables(Path::new("/proc/sys"), settings.protect_kernel_defaults)?;
         }
-        match Node::open(settings, epoch, metrics, workers) {
-            // The skeleton's word for it, so that the supervisor is told by the exit code.
-            Err(error @ node::NodeError::Locked(_)) => {
-                tracing::error!("{error}");
-                Err(StateError::Locked.into())
-            }
-            other => {
-                let node = other?;
-                volumes::list::drop_contradicted(&node);
-                volumes::csi::boot::look(&node)?;
-                Ok(node)
-            }
-        }
+        open(settings, epoch, metrics, workers)
     });
     Ok(Arc::new(node.await??))
+}
+
+/// The node as an earlier process has left it. Needs its directories.
+///
+/// # Errors
+/// See [`node::NodeError`]; what is there cannot be listed.
+pub fn open(
+    settings: Settings,
+    epoch: Epoch,
+    metrics: metrics::Metrics,
+    workers: WorkerPool,
+) -> Result<Node, RunError> {
+    let node = match Node::open(settings, epoch, metrics, workers) {
+        // The skeleton's word for it, so that the supervisor is told by the exit code.
+        Err(error @ node::NodeError::Locked(_)) => {
+            tracing::error!("{error}");
+            return Err(StateError::Locked.into());
+        }
+        other => other?,
+    };
+    volumes::list::drop_contradicted(&node);
+    volumes::csi::boot::look(&node)?;
+    Ok(node)
 }
 
 /// Answers on the broker's socket until `shutdown` resolves.

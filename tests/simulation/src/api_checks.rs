@@ -184,7 +184,7 @@ impl World {
         if self.cgroups.contains(uid) {
             self.breaks("deleted-last", format!("{name} is deleted before its cgroup"));
         }
-        if self.volumes.has(uid) {
+        if self.has_volumes(uid) {
             self.breaks("deleted-last", format!("{name} is deleted before its volumes are taken back"));
         }
         self.check_given_back(uid, name);

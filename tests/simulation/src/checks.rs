@@ -12,7 +12,7 @@ use crate::world::{Container, State, Told, World, uid_of, version_of};
 pub(crate) const DISTURBED: Duration = Duration::from_secs(150);
 
 /// Names of all checks, for the documentation and the mutants.
-pub const NAMES: [&str; 93] = [
+pub const NAMES: [&str; 94] = [
     "one-instance",
     "one-pod-a-name",
     "wanted-runs-on",
@@ -45,6 +45,7 @@ pub const NAMES: [&str; 93] = [
     "volume-in-use",
     "attached-first",
     "stage-first",
+    "intent-first",
     "one-place",
     "unstage-last",
     "in-use-shown",
@@ -146,7 +147,7 @@ impl World {
                 format!("{name} of {pod} starts in a sandbox that is not the pod's, or not ready"),
             );
         }
-        if !self.folders.contains(&uid) || !self.cgroups.contains(&uid) || !self.logs.contains_key(&uid) {
+        if !self.root_dir.has_pod(&uid) || !self.cgroups.contains(&uid) || !self.logs.contains_key(&uid) {
             self.breaks("place-is-there", format!("{name} of {pod} starts without folder, cgroup or folder of logs"));
         }
         let past = self.past.entry(uid.clone()).or_default().clone();
@@ -472,7 +473,7 @@ impl World {
         found.extend(
             self.containers.values().filter(|c| left(c.uid())).map(|c| format!("container {} ({})", c.name(), c.id)),
         );
-        found.extend(self.folders.iter().filter(|uid| left(uid)).map(|uid| format!("folder of {uid}")));
+        found.extend(self.root_dir.pods().iter().filter(|uid| left(uid)).map(|uid| format!("folder of {uid}")));
         found.extend(self.cgroups.iter().filter(|uid| left(uid)).map(|uid| format!("cgroup of {uid}")));
         found.extend(self.logs.keys().filter(|uid| left(uid)).map(|uid| format!("logs of {uid}")));
         found.extend(self.shown.iter().filter(|uid| left(uid)).map(|uid| format!("what is told of {uid}")));

@@ -1,4 +1,4 @@
-//! A model of a CSI driver with its registrar: mounts are names in tables, which outlive it. It keeps the specification: each call may be
+//! A model of a CSI driver with its registrar: mounts are names in tables, which outlive it, over folders that are there. It keeps the specification: each call may be
 //! repeated, one at a time is worked on for each volume (ABORTED for others), what was begun is finished whoever waits for it, and a code
 //! that is final says that nothing was done.
 
@@ -195,8 +195,7 @@ impl csi::node_server::Node for Model {
             if world.volumes.staged_at.iter().any(|(at, of)| *of == handle && *at != path) {
                 return Err(Status::failed_precondition(format!("{handle} is staged at another path")));
             }
-            world.volumes.staged_at.insert(path, handle);
-            Ok(())
+            world.mount_staged(path, handle)
         })
         .await
     }
@@ -209,7 +208,7 @@ impl csi::node_server::Node for Model {
         has_all(&[&handle, &path], true)?;
         self.change("NodeUnstageVolume", handle.clone(), move |world, is_waited_for| {
             if is_waited_for {
-                world.check_unstage(&handle);
+                world.check_unstage(&handle, &path);
             }
             // As the hostpath driver.
             let is_staged = world.volumes.staged_at.get(&path) == Some(&handle);
@@ -217,7 +216,7 @@ impl csi::node_server::Node for Model {
                 return Err(Status::internal(format!("{handle} is still published")));
             }
             if is_staged {
-                world.volumes.staged_at.remove(&path);
+                world.unmount_staged(&path);
             }
             Ok(())
         })
@@ -238,8 +237,7 @@ impl csi::node_server::Node for Model {
             if world.volumes.staged_at.get(&staging) != Some(&handle) {
                 return Err(Status::failed_precondition(format!("{handle} is not staged")));
             }
-            world.volumes.published_at.insert(target, handle);
-            Ok(())
+            world.mount_published(target, handle)
         })
         .await
     }
@@ -254,7 +252,7 @@ impl csi::node_server::Node for Model {
             if is_waited_for {
                 world.check_unpublish(&handle, &target);
             }
-            world.volumes.published_at.remove(&target);
+            world.unmount_published(&target);
             Ok(())
         })
         .await

@@ -106,6 +106,7 @@ impl World {
         for sandbox in self.sandboxes.values_mut() {
             sandbox.ready = false;
         }
+        self.mounts_are_lost();
         self.cgroups.clear();
         self.resources.reboot();
         self.pressure.reboot();

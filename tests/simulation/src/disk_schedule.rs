@@ -78,10 +78,9 @@ impl fmt::Display for DiskDeed {
     }
 }
 
-/// Families whose node loses its power: in the others what else is lost with it is not modelled (`Volumes`: mounts), or it is the same as
-/// in `Pods`.
+/// Families whose node loses its power: in the others it is the same as in `Pods`, or not modelled what else is lost with it.
 fn has_disk_faults(family: Family) -> bool {
-    matches!(family, Family::Pods | Family::Api | Family::Resources | Family::Eviction)
+    matches!(family, Family::Pods | Family::Api | Family::Resources | Family::Eviction | Family::Volumes)
 }
 
 /// Two in five runs of these families have some.

@@ -10,7 +10,7 @@
 //! | [`coverage`] | which states and ways were seen |
 //! | [`world`] | what is true, and the story |
 //! | [`checks`], [`api_checks`] | what must hold |
-//! | [`runtime`], [`stop`], [`volnetd`], [`volnetd_csi`], [`apiserver`], [`attacher`], [`csi_driver`] | models of the peers |
+//! | [`runtime`], [`stop`], [`volnetd`], [`apiserver`], [`attacher`], [`csi_driver`] | models of the peers |
 //! | [`allocator`], [`dra_driver`] | the same of controllers of claims, and of a DRA driver |
 //! | [`device_plugin`] | the same of a device plugin |
 //! | [`resources`], [`resources_schedule`] | devices and CPUs of containers' own: what is true and must hold; workload and faults |
@@ -26,6 +26,7 @@
 //! | [`versions`], [`versions_schedule`], [`gateway`] | what passes between processes of different versions; who is replaced; who stands between them |
 //! | [`disk`], [`disk_schedule`] | state files: what is there after a power cut, what must hold; faults of the disk |
 //! | [`logs`], [`logs_checks`] | files of containers' logs: what is true; what must hold |
+//! | [`root_dir`], [`workers`], [`volnetd_csi`] | kubelet-volnetd's own verbs for volumes: where they work; who works for them; what is told of them |
 //! | [`walker`], [`relay`] | what kubelet-evictiond asks: a model of kubelet-walker; the way to kubelet-syncd |
 //! | [`observer`] | who listens to what is told |
 //! | [`process`] | a process that gets turns |
@@ -69,6 +70,7 @@ pub mod process;
 pub mod relay;
 pub mod resources;
 pub mod resources_schedule;
+pub mod root_dir;
 pub mod runtime;
 pub mod schedule;
 pub mod search;
@@ -82,4 +84,5 @@ pub mod volnetd_csi;
 pub mod volumes;
 pub mod volumes_schedule;
 pub mod walker;
+pub mod workers;
 pub mod world;

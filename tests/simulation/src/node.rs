@@ -5,6 +5,7 @@ mod disk;
 mod evictiond;
 mod memory;
 mod versions;
+mod volnetd;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
@@ -23,13 +24,14 @@ use serde_json::json;
 use crate::claims_schedule::Dra;
 use crate::pressure_schedule::Asks;
 use crate::process::Process;
+use crate::root_dir::RootDir;
 use crate::schedule::{CALM, Deed, Family, Program, SETTLING, STOPPED_BY, Schedule, Shape, Step};
 use crate::volumes_schedule::Claim;
 use crate::world::{Command, Shared, Wanted, World};
 use disk::Disk;
 use evictiond::Evictiond;
 
-use crate::{apiserver, csi_driver, device_plugin, observer, resources, runtime, volnetd};
+use crate::{apiserver, csi_driver, device_plugin, observer, resources, runtime, workers};
 
 /// Paths of the node as everybody names them; nothing is there.
 pub const POD_LOGS: &str = "/simulated/logs";
@@ -44,7 +46,8 @@ pub const PROBE_TIMEOUT: u64 = 1;
 const NOBODY: u32 = u32::MAX - 1;
 
 /// Who has a state folder, by the places in which they get their turns.
-const WRITERS: [(usize, Program); 3] = [(0, Program::Syncd), (4, Program::Statusd), (7, Program::Evictiond)];
+const WRITERS: [(usize, Program); 4] =
+    [(0, Program::Syncd), (1, Program::Volnetd), (4, Program::Statusd), (7, Program::Evictiond)];
 
 /// A turn in which something moved is followed by another one, at most so often before time has to pass. (A whole run, of 18 minutes, has
 /// 3 000 to 32 000.)
@@ -362,6 +365,11 @@ fn registrar_socket(folder: &Path) -> PathBuf {
     folder.join("registrar.sock")
 }
 
+/// Where kubelet-volnetd's workers are to be had.
+fn workers_socket(folder: &Path) -> PathBuf {
+    folder.join("workers.sock")
+}
+
 fn api_socket(folder: &Path) -> PathBuf {
     folder.join("apiserver.sock")
 }
@@ -396,8 +404,12 @@ impl Node {
         if has_plugin {
             world.lock().resources.begin();
         }
+        world.lock().root_dir = RootDir::lay(folder)?;
         let observed = world.clone();
         let machine = Process::start(async move || observer::listen(observed, &socket).await)?;
+        let of_workers = bulkhead_sys::scm::listen(&workers_socket(folder), 0o600).context("listening for workers")?;
+        let settings = world.lock().root_dir.settings(&config)?;
+        machine.handle().context("no machine")?.spawn(workers::serve(world.clone(), settings, of_workers));
         let family = schedule.family;
         let has_api = family.has_api();
         let cluster = has_api.then(|| Cluster::start(family, &config, folder, &world, &machine)).transpose()?;
@@ -600,66 +612,6 @@ impl Node {
         }
         self.take_drivers()?;
         self.take_evictiond()
-    }
-
-    fn start_volnetd(&mut self) -> Result<()> {
-        let listener = listen(&self.volnetd_socket(&self.config))?;
-        let side_path = self.config.paths.broker_socket();
-        let _ = std::fs::remove_file(&side_path);
-        let side = bulkhead_sys::scm::listen(&side_path, 0o600).context("listening for the broker")?;
-        let epoch = {
-            let mut world = self.world.lock();
-            world.volnetd_epoch += 1;
-            world.watchers.clear();
-            world.volumes.watchers.clear();
-            world.claims.watchers.clear();
-            world.volnetd_epoch
-        };
-        let model = volnetd::Model {
-            world: self.world.clone(),
-            machine: self.machine.handle().context("no machine")?,
-            epoch,
-            guards: Arc::default(),
-            manifests: self.folder.join("manifests"),
-            state: self.state.clone(),
-            runtime_socket: self.config.runtime_socket.clone(),
-            kubeconfig: self.folder.join("kubeconfig"),
-            driver_socket: driver_socket(&self.folder),
-            plugin_socket: plugin_socket(&self.folder),
-            drivers_folder: self.folder.clone(),
-            registrar: self.registrar.clone(),
-        };
-        if self.cluster.is_some() {
-            std::fs::write(&model.kubeconfig, apiserver::kubeconfig()).context("writing the kubeconfig")?;
-        }
-        let mut others = Vec::new();
-        for (config, state) in self.others() {
-            let listener = listen(&self.volnetd_socket(config))?;
-            let side_path = config.paths.broker_socket();
-            let _ = std::fs::remove_file(&side_path);
-            let side = bulkhead_sys::scm::listen(&side_path, 0o600).context("listening for the broker")?;
-            others.push((volnetd::Model { state: state.clone(), ..model.clone() }, listener, side));
-        }
-        let users = Arc::new(bulkhead_ipc::peers::PeerUsers {
-            syncd: self.config.users.statusd,
-            evictiond: NOBODY,
-            statusd: NOBODY,
-            pods_cgroup: "/simulated".into(),
-            no_pods: None,
-        });
-        let process = Process::start(async move || {
-            let others =
-                others.into_iter().map(|(model, listener, side)| volnetd::serve(model, listener, side, users.clone()));
-            tokio::join!(volnetd::serve(model, listener, side, users.clone()), futures_util::future::join_all(others));
-        })?;
-        self.volnetd = Seat::taken(process);
-        Ok(())
-    }
-
-    /// Who has sockets of its own to kubelet-volnetd, and a state folder there, beside kubelet-syncd.
-    fn others(&self) -> impl Iterator<Item = (&NodeConfig, &Arc<Mutex<PathBuf>>)> {
-        let statusd = self.cluster.iter().map(|cluster| (&cluster.config, &cluster.state));
-        statusd.chain(self.evictiond.iter().map(|evictiond| (&evictiond.config, &evictiond.state)))
     }
 
     /// Another life of kubelet-syncd, with what the last one has left in its state folder.

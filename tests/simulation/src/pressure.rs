@@ -182,12 +182,8 @@ impl Pressure {
         (self.on, self.plan, self.machine) = (true, plan, machine.to_owned());
         let cgroups = machine.join("cgroup");
         std::fs::create_dir_all(&cgroups).context("making a folder of the machine")?;
-        let mounts = format!("30 23 0:26 / {} rw - cgroup2 cgroup2 rw\n", cgroups.display());
-        for (name, content) in [("mountinfo", mounts), ("pid_max", format!("{TASKS}\n"))] {
-            std::fs::write(machine.join(name), content).context("writing a file of the machine")?;
-        }
+        std::fs::write(machine.join("pid_max"), format!("{TASKS}\n")).context("writing a file of the machine")?;
         let replaced = [
-            ("/proc/self/mountinfo", "mountinfo"),
             ("/proc/loadavg", "loadavg"),
             ("/proc/sys/kernel/pid_max", "pid_max"),
             ("/proc/sys/kernel/threads-max", "pid_max"),

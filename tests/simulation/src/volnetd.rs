@@ -1,7 +1,8 @@
-//! A model of kubelet-volnetd as its callers see it: folders, cgroups and logs of pods are names in sets, its epoch is another one after
-//! each restart, and what is destructive needs a guard that fits.
+//! A model of kubelet-volnetd as its callers see it. Its guard is the real one, and so is what it does to the folders of pods and the
+//! volumes of drivers in them ([`crate::root_dir`]); cgroups and logs of pods are names in sets. Its epoch is another one after each
+//! restart.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io::Seek as _;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -24,6 +25,10 @@ use bulkhead_ipc::volnetd::open_request::Kind;
 use bulkhead_ipc::volnetd::volumes_server::{Volumes, VolumesServer};
 use bulkhead_ipc::volnetd::watches_server::{Watches, WatchesServer};
 use futures_util::Stream;
+use kubelet_volnetd::node::Node;
+use kubelet_volnetd::operations::prune;
+use kubelet_volnetd::service::Verbs;
+use kubelet_volnetd::validate;
 use prost::Message as _;
 use rustix::fs::{Mode, OFlags};
 use tokio::net::UnixListener;
@@ -35,7 +40,7 @@ use tonic::{Request, Response, Status};
 
 use crate::logs::Place;
 use crate::node::{POD_LOGS, PODS};
-use crate::runtime::change;
+use crate::runtime::{AsyncFnOnceSend, Caller, change};
 use crate::schedule::{Peer, Program};
 use crate::versions::Age;
 use crate::volumes::REGISTRATION;
@@ -53,7 +58,8 @@ pub struct Model {
     pub world: Shared,
     pub machine: Handle,
     pub epoch: u64,
-    pub guards: Arc<std::sync::Mutex<Guards>>,
+    /// What the real one has at hand: where it works, its journal, its guard.
+    pub node: Arc<Node>,
     /// Where manifests and the state folder are, and the runtime's socket.
     pub manifests: PathBuf,
     pub state: Arc<std::sync::Mutex<PathBuf>>,
@@ -70,38 +76,23 @@ pub struct Model {
     pub registrar: Arc<OwnedFd>,
 }
 
-/// What it has heard of kubelet-syncd in this life.
-#[derive(Debug, Default)]
-pub struct Guards {
-    /// The epoch, and the newest generation of it.
-    current: Option<(u64, u64)>,
-    retired: BTreeSet<u64>,
+/// A verb of its own.
+struct Own<F> {
+    act: F,
+    node: Arc<Node>,
 }
 
-impl Guards {
-    /// As the real one (`bins/kubelet-volnetd/src/guard.rs`): what is stale is refused.
-    fn check(&mut self, ours: u64, guard: Option<&DestructiveGuard>) -> Result<(), &'static str> {
-        let Some(guard) = guard else { return Err("no guard") };
-        if guard.volnetd_epoch != ours {
-            return Err("stale epoch");
-        }
-        if guard.syncd_epoch == 0 || self.retired.contains(&guard.syncd_epoch) {
-            return Err("no epoch of kubelet-syncd, or one that has passed");
-        }
-        if !guard.sources_ready {
-            return Err("sources are not ready");
-        }
-        match self.current {
-            Some((epoch, seen)) if epoch == guard.syncd_epoch && guard.generation < seen => {
-                return Err("stale generation");
-            }
-            Some((epoch, _)) if epoch != guard.syncd_epoch => {
-                self.retired.insert(epoch);
-            }
-            _ => {}
-        }
-        self.current = Some((guard.syncd_epoch, guard.generation));
-        Ok(())
+impl<T, F, W> AsyncFnOnceSend<T> for Own<F>
+where
+    F: FnOnce(Verbs, Caller) -> W + Send + 'static,
+    W: Future<Output = Result<T, Status>> + Send + 'static,
+    T: Send + 'static,
+{
+    fn run(self, world: Shared, caller: Caller) -> Pin<Box<dyn Future<Output = Result<T, Status>> + Send>> {
+        Box::pin(async move {
+            let done = (self.act)(Verbs::of(self.node), caller).await;
+            done.map_err(|status| world.lock().root_dir.named_status(&status))
+        })
     }
 }
 
@@ -290,17 +281,50 @@ impl Model {
     }
 
     pub(crate) fn guard(&self, guard: Option<&DestructiveGuard>) -> Result<(), Status> {
-        let mut guards = self.guards.lock().map_err(|_| Status::internal("poisoned"))?;
-        guards.check(self.epoch, guard).map_err(Status::failed_precondition)
+        let mut state = self.node.guard.lock().map_err(|_| Status::internal("poisoned"))?;
+        Ok(state.check(guard)?)
+    }
+
+    /// Its own verbs, asked at once.
+    pub(crate) fn verbs(&self) -> Verbs {
+        Verbs::of(self.node.clone())
+    }
+
+    /// A verb of its own, as late as a call may be, and with what may go wrong on the way. It goes on without who has asked, and ends
+    /// with the process.
+    pub(crate) async fn verb<T, W>(
+        &self,
+        what: String,
+        act: impl FnOnce(Verbs, Caller) -> W + Send + 'static,
+    ) -> Result<T, Status>
+    where
+        T: Send + 'static,
+        W: Future<Output = Result<T, Status>> + Send + 'static,
+    {
+        let act = Own { act, node: self.node.clone() };
+        change(&self.world, &Handle::current(), Peer::Volnetd, what, act).await
+    }
+
+    /// As others know the paths in it.
+    pub(crate) fn named(&self, text: &str) -> String {
+        self.world.lock().root_dir.named(text)
+    }
+
+    /// A list of its own, with each line as others know it.
+    pub(crate) fn list<T: 'static>(
+        &self,
+        answer: Answer<Listed<T>>,
+        name: impl Fn(T) -> T + Send + 'static,
+    ) -> Answer<Listed<T>> {
+        let named = |status: Status| self.world.lock().root_dir.named_status(&status);
+        let lines = answer.map_err(named)?.into_inner();
+        Ok(Response::new(Box::pin(lines.map(move |line| line.map(&name)))))
     }
 }
 
-/// As the real one, which makes names of files of it.
+/// As the real one.
 pub(crate) fn is_pod(uid: &str) -> Result<(), Status> {
-    if uid.is_empty() || uid.starts_with('.') || uid.contains('/') {
-        return Err(Status::invalid_argument(format!("{uid:?} is no uid")));
-    }
-    Ok(())
+    Ok(validate::pod_uid(uid).map(drop)?)
 }
 
 fn not_prepared(uid: &str) -> Status {
@@ -386,75 +410,58 @@ impl Volumes for Model {
     type PruneStream = Listed<api::PruneStep>;
 
     async fn prepare_pod(&self, request: Request<api::PreparePodRequest>) -> Answer<api::PreparePodReply> {
-        let uid = request.into_inner().pod_uid;
-        is_pod(&uid)?;
-        let what = format!("PreparePod {}", self.world.lock().short(&uid));
-        self.change(what, move |world| {
-            world.folders.insert(uid.clone());
-            Ok(api::PreparePodReply { pod_dir: format!("{PODS}/{uid}") })
-        })
-        .await
+        let what = format!("PreparePod {}", self.world.lock().short(&request.get_ref().pod_uid));
+        let made = self.verb(what, move |verbs, _| async move { verbs.prepare_pod(request).await }).await?;
+        Ok(Response::new(api::PreparePodReply { pod_dir: self.named(&made.into_inner().pod_dir) }))
     }
 
     async fn tear_down_pod(&self, request: Request<api::TearDownPodRequest>) -> Answer<api::TearDownPodReply> {
-        let request = request.into_inner();
-        is_pod(&request.pod_uid)?;
-        self.guard(request.guard.as_ref())?;
-        let uid = request.pod_uid;
+        let uid = request.get_ref().pod_uid.clone();
         let what = format!("TearDownPod {}", self.world.lock().short(&uid));
-        self.change(what, move |world| {
-            world.check_removal(&uid, "the folder");
-            if world.volumes.has(&uid) {
-                return Ok(api::TearDownPodReply { done: false, left: vec!["a volume of a driver".to_owned()] });
-            }
-            if !request.volumes_only {
-                world.folders.remove(&uid);
-            }
-            Ok(api::TearDownPodReply { done: true, left: Vec::new() })
-        })
-        .await
+        let world = self.world.clone();
+        let act = move |verbs: Verbs, _| async move {
+            world.lock().check_removal(&uid, "the folder");
+            verbs.tear_down_pod(request).await
+        };
+        let done = self.verb(what, act).await?.into_inner();
+        let left = done.left.iter().map(|left| self.named(left)).collect();
+        Ok(Response::new(api::TearDownPodReply { left, ..done }))
     }
 
     async fn list_disks(&self, _: Request<api::ListDisksRequest>) -> Answer<Self::ListDisksStream> {
         Ok(Response::new(listed(Vec::new())))
     }
 
-    async fn list_volumes(&self, _: Request<api::ListVolumesRequest>) -> Answer<Self::ListVolumesStream> {
-        Ok(Response::new(listed(Vec::new())))
+    async fn list_volumes(&self, request: Request<api::ListVolumesRequest>) -> Answer<Self::ListVolumesStream> {
+        let named = self.clone();
+        let name =
+            move |volume: api::VolumeState| api::VolumeState { host_path: named.named(&volume.host_path), ..volume };
+        self.list(self.verbs().list_volumes(request).await, name)
     }
 
     async fn prune(&self, request: Request<api::PruneRequest>) -> Answer<Self::PruneStream> {
         let request = request.into_inner();
+        let what = format!("Prune but for {} pods", request.known_pod_uids.len());
+        let known: Arc<HashSet<_>> = validate::known_pods(&request.known_pod_uids)?.into();
         self.guard(request.guard.as_ref())?;
-        let known: BTreeSet<String> = request.known_pod_uids.into_iter().collect();
-        let steps = self
-            .change(format!("Prune but for {} pods", known.len()), move |world| {
-                let gone = |uids: &BTreeSet<String>| uids.difference(&known).cloned().collect::<Vec<_>>();
-                let (folders, cgroups) = (gone(&world.folders), gone(&world.cgroups));
-                let step = |action: &str, uid: &str| api::PruneStep {
-                    action: action.to_owned(),
-                    pod_uid: uid.to_owned(),
-                    ..Default::default()
-                };
-                let mut steps = Vec::new();
-                for uid in cgroups {
-                    world.check_removal(&uid, "the cgroup");
-                    world.cgroups.remove(&uid);
-                    steps.push(step("removed cgroup", &uid));
-                }
-                for uid in folders {
-                    world.check_removal(&uid, "the folder");
-                    // As the real one: what a driver has published stays, and with it the folder.
-                    let stays = world.volumes.has(&uid);
-                    if !stays {
-                        world.folders.remove(&uid);
-                    }
-                    steps.push(step(if stays { "kept" } else { "removed directory" }, &uid));
-                }
-                Ok(steps)
-            })
-            .await?;
-        Ok(Response::new(listed(steps.into_inner())))
+        let (world, node) = (self.world.clone(), self.node.clone());
+        let act = move |_, caller: Caller| async move {
+            let mut steps = world.lock().prune_cgroups(&request.known_pod_uids.into_iter().collect());
+            let caller = Arc::new(caller);
+            let mut found = Vec::new();
+            let of_pruned = world.clone();
+            prune::prune(&node, known, move || caller.waits(), |step| found.push(step)).await?;
+            let world = of_pruned.lock();
+            steps.extend(found.into_iter().map(|step| api::PruneStep {
+                action: step.action.as_str().to_owned(),
+                pod_uid: step.pod.to_string(),
+                what: world.root_dir.named(&step.what),
+                error: world.root_dir.named(&step.error),
+            }));
+            Ok(steps)
+        };
+        let steps = self.verb(what, act).await?;
+        Ok(Response::new(listed(steps)))
     }
 
     absent! {
@@ -472,12 +479,30 @@ impl Volumes for Model {
     }
 }
 
+impl World {
+    /// Cgroups of pods that nobody desires go, and after them their folders.
+    fn prune_cgroups(&mut self, known: &BTreeSet<String>) -> Vec<api::PruneStep> {
+        for uid in self.root_dir.pods().difference(known) {
+            self.check_removal(uid, "the folder");
+        }
+        let gone: Vec<String> = self.cgroups.difference(known).cloned().collect();
+        let mut steps = Vec::new();
+        for pod_uid in gone {
+            self.check_removal(&pod_uid, "the cgroup");
+            self.cgroups.remove(&pod_uid);
+            let action = prune::Action::RemovedCgroup.as_str().to_owned();
+            steps.push(api::PruneStep { action, pod_uid, ..Default::default() });
+        }
+        steps
+    }
+}
+
 #[tonic::async_trait]
 impl Files for Model {
     async fn write_etc_hosts(&self, request: Request<api::WriteEtcHostsRequest>) -> Answer<api::HostFileReply> {
         let uid = request.into_inner().pod_uid;
         is_pod(&uid)?;
-        if !self.world.lock().folders.contains(&uid) {
+        if !self.world.lock().root_dir.has_pod(&uid) {
             return Err(not_prepared(&uid));
         }
         Ok(Response::new(api::HostFileReply { host_path: format!("{PODS}/{uid}/etc-hosts") }))
@@ -490,7 +515,7 @@ impl Files for Model {
         let api::CreateTerminationFileRequest { pod_uid: uid, container } = request.into_inner();
         is_pod(&uid)?;
         let mut world = self.world.lock();
-        if !world.folders.contains(&uid) {
+        if !world.root_dir.has_pod(&uid) {
             return Err(not_prepared(&uid));
         }
         // Each container has one of its own.

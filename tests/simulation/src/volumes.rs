@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bulkhead_ipc::volnetd as api;
 
 use crate::node::PODS;
+use crate::root_dir::RootDir;
 use crate::schedule::Shape;
 use crate::volumes_schedule::{Claim, DriverFault};
 use crate::world::{Container, World};
@@ -30,32 +31,12 @@ fn pod_of(target: &str) -> &str {
     target.strip_prefix(PODS).and_then(|rest| rest.split('/').nth(1)).unwrap_or_default()
 }
 
-/// A folder with its `vol_data.json`, of what is staged.
-#[derive(Debug, Clone)]
-pub struct Staged {
-    pub device: api::CsiDevice,
-    pub path: String,
-    /// The journal has an intent about it.
-    pub intended: bool,
-}
-
-/// The same of a pod's volume.
-#[derive(Debug, Clone)]
-pub struct Published {
-    pub data: api::CsiVolumeData,
-    pub intended: bool,
-}
-
 /// A watcher of `plugins_registry`.
 pub type Watcher = tokio::sync::mpsc::UnboundedSender<Result<api::WatchEvent, tonic::Status>>;
 
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Volumes {
-    /// By handle.
-    pub staged: BTreeMap<String, Staged>,
-    /// By pod and PersistentVolume.
-    pub published: BTreeMap<(String, String), Published>,
     /// What the driver has mounted once a node: handles by paths.
     pub staged_at: BTreeMap<String, String>,
     /// And for pods.
@@ -102,11 +83,6 @@ impl Volumes {
     fn mounted(&self) -> BTreeSet<String> {
         self.staged_at.values().chain(self.published_at.values()).cloned().collect()
     }
-
-    /// Whether something is published to the pod.
-    pub fn has(&self, uid: &str) -> bool {
-        self.published.keys().any(|(pod, _)| pod == uid) || self.published_at.keys().any(|target| pod_of(target) == uid)
-    }
 }
 
 fn event(change: api::watch_event::Change, name: &str, identity: &str) -> api::WatchEvent {
@@ -114,6 +90,11 @@ fn event(change: api::watch_event::Change, name: &str, identity: &str) -> api::W
 }
 
 impl World {
+    /// Whether something is published to the pod.
+    pub(crate) fn has_volumes(&self, uid: &str) -> bool {
+        self.root_dir.has_volumes(uid) || self.volumes.published_at.keys().any(|target| pod_of(target) == uid)
+    }
+
     /// Before a container starts: the volumes of all claims of its pod are there, and it gets them.
     pub(crate) fn check_volumes_first(&mut self, container: &Container, shape: &Shape) {
         let uid = container.uid();
@@ -129,8 +110,19 @@ impl World {
         }
     }
 
+    /// Before the driver does something that nothing on the disk would tell of, were kubelet-volnetd to end now.
+    fn check_intent(&mut self, is_intended: bool, what: String) {
+        if !is_intended && self.root_dir.knows_boot() {
+            self.breaks(
+                "intent-first",
+                format!("{what}, and the journal has no intent of it that a power cut would leave"),
+            );
+        }
+    }
+
     /// Before the driver stages.
     pub(crate) fn check_stage(&mut self, handle: &str, path: &str) {
+        self.check_intent(RootDir::intends_to_stage(path), format!("{handle} is staged"));
         if !self.volumes.attached.contains(handle) || !self.volumes.in_use.contains(handle) {
             let text = format!("{handle} is staged, and the Node does not name it as attached and in use");
             self.breaks("attached-first", text);
@@ -143,6 +135,7 @@ impl World {
 
     /// Before the driver publishes.
     pub(crate) fn check_publish(&mut self, handle: &str, staging: &str, target: &str) {
+        self.check_intent(Self::intends(target), format!("{handle} is published"));
         if self.volumes.staged_at.get(staging).map(String::as_str) != Some(handle) {
             self.breaks("stage-first", format!("{handle} is published, and not staged at {staging:?}"));
         }
@@ -158,8 +151,15 @@ impl World {
         }
     }
 
+    /// Whether the journal has something of what is to be published there.
+    fn intends(target: &str) -> bool {
+        let volume = target.strip_suffix("/mount").and_then(|folder| folder.rsplit('/').next()).unwrap_or_default();
+        RootDir::intends(pod_of(target), volume)
+    }
+
     /// Before the driver takes a volume back from a pod.
     pub(crate) fn check_unpublish(&mut self, handle: &str, target: &str) {
+        self.check_intent(Self::intends(target), format!("{handle} is taken back from a pod"));
         let uid = pod_of(target).to_owned();
         let running = self.running(&uid).next().map(|container| container.name().to_owned());
         if let Some(running) = running.filter(|_| self.volumes.published_at.contains_key(target)) {
@@ -169,7 +169,8 @@ impl World {
     }
 
     /// Before the driver takes a volume from the node.
-    pub(crate) fn check_unstage(&mut self, handle: &str) {
+    pub(crate) fn check_unstage(&mut self, handle: &str, path: &str) {
+        self.check_intent(RootDir::intends_to_stage(path), format!("{handle} is unstaged"));
         let pods: Vec<String> = self.volumes.pods_of(handle).map(str::to_owned).collect();
         if let Some(uid) = pods.first() {
             let pod = self.short(uid);
@@ -235,18 +236,21 @@ impl World {
         let handles = |of: &BTreeSet<(String, String)>| of.iter().map(|(_, handle)| handle.clone()).collect();
         let (must_handles, may_handles): (BTreeSet<String>, BTreeSet<String>) = (handles(&must), handles(&may));
         let staged: BTreeSet<String> = self.volumes.staged_at.values().cloned().collect();
-        let folders: BTreeSet<(String, String)> =
-            self.volumes.published.keys().map(|(uid, volume)| (target_path(uid, volume), volume.clone())).collect();
-        let prepared: BTreeSet<String> = self.volumes.staged.keys().cloned().collect();
+        let disk = self.root_dir.look();
+        let at = |((uid, volume), handle): (&(String, String), &String)| (target_path(uid, volume), handle.clone());
+        let folders: BTreeSet<(String, String)> = disk.published.iter().map(at).collect();
         let mut wrong = Vec::new();
         let missing = must.difference(&published).map(|(target, _)| format!("nothing is published at {target}"));
         wrong.extend(missing.map(|text| ("volumes-as-desired", text)));
-        let intended = self.volumes.published.values().any(|one| {
-            one.intended
-                && must.iter().any(|(_, v)| one.data.device.as_ref().is_some_and(|device| device.volume_handle == *v))
-        });
-        if intended && contested.is_empty() {
-            wrong.push(("volumes-as-desired", "a volume that is wanted is still uncertain".to_owned()));
+        let intended: BTreeSet<String> = disk.intents.iter().map(|(uid, volume)| target_path(uid, volume)).collect();
+        let uncertain = |target: &String| contested.is_empty() && intended.contains(target);
+        let uncertain = must.iter().filter(|(target, _)| uncertain(target));
+        wrong.extend(uncertain.map(|(target, _)| ("volumes-as-desired", format!("{target} is still uncertain"))));
+        let forgotten = intended.iter().filter(|target| !may.iter().any(|(at, _)| at == *target));
+        wrong.extend(forgotten.map(|target| ("volumes-gone", format!("the journal still has an intent of {target}"))));
+        if may.is_empty() {
+            let staging = disk.staging_intents.iter();
+            wrong.extend(staging.map(|one| ("volumes-gone", format!("the journal still has an intent of {one}"))));
         }
         for (what, there) in [("published", &published), ("prepared", &folders)] {
             let left = there.difference(&may).map(|(target, _)| format!("{target} is still {what}"));
@@ -254,7 +258,7 @@ impl World {
         }
         let of_node = [
             ("staged", &staged),
-            ("prepared to be staged", &prepared),
+            ("prepared to be staged", &disk.staged),
             ("in use by what the Node says", &self.volumes.in_use),
             ("attached", &self.volumes.attached),
         ];

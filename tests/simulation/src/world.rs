@@ -17,6 +17,7 @@ use crate::logs::Logs;
 use crate::memory::{Memory, OUT_OF_MEMORY};
 use crate::pressure::Pressure;
 use crate::resources::Resources;
+use crate::root_dir::RootDir;
 use crate::schedule::{Behaviour, CallFault, Peer, ProbeKind, Program, Shape};
 use crate::sizes::PodSizes;
 use crate::versions::{Age, Record};
@@ -210,8 +211,10 @@ pub struct World {
     pub exits: tokio::sync::watch::Sender<()>,
     pub watchers: Vec<tokio::sync::mpsc::UnboundedSender<Result<bulkhead_ipc::volnetd::WatchEvent, tonic::Status>>>,
     pub images: BTreeSet<String>,
-    /// Folders of pods, by uid.
-    pub folders: BTreeSet<String>,
+    /// kubelet-volnetd's.
+    pub root_dir: RootDir,
+    /// For its workers.
+    pub workers: Dice,
     pub cgroups: BTreeSet<String>,
     /// Folders of logs, by uid, with the highest number of a log of each container.
     pub logs: BTreeMap<String, BTreeMap<String, u32>>,
@@ -300,7 +303,8 @@ impl Shared {
             exits: tokio::sync::watch::Sender::new(()),
             watchers: Vec::new(),
             images: BTreeSet::new(),
-            folders: BTreeSet::new(),
+            root_dir: RootDir::default(),
+            workers: Dice::of(seed, "workers"),
             cgroups: BTreeSet::new(),
             logs: BTreeMap::new(),
             log_files: Logs::default(),
@@ -433,6 +437,16 @@ impl World {
         let there = way(&mut self.dice);
         let back = if self.dice.percent(80) { 0 } else { way(&mut self.dice) };
         (there + slow, back + slow)
+    }
+
+    /// How long a worker of kubelet-volnetd takes for what it is asked.
+    pub fn worker_is_late(&mut self) -> Duration {
+        let dice = &mut self.workers;
+        Duration::from_millis(match dice.below(20) {
+            0..=12 => 0,
+            13..=18 => dice.between(1, 10),
+            _ => dice.between(10, 500),
+        })
     }
 
     pub fn sandboxes_of<'a>(&'a self, uid: &'a str) -> impl Iterator<Item = &'a Sandbox> {

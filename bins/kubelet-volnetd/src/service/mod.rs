@@ -38,7 +38,7 @@ use crate::worker::{self, Done, Task};
 /// Adds this process's services to those that every process has.
 pub fn add_to(services: Services, node: Arc<Node>, watches: Watches) -> Services {
     let audit = audit::AuditService { node: node.clone() };
-    let verbs = audited::Audited(Verbs { node });
+    let verbs = audited::Audited(Verbs::of(node));
     services
         .add(VolumesServer::new(verbs.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(CsiServer::new(verbs.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
@@ -51,13 +51,18 @@ pub fn add_to(services: Services, node: Arc<Node>, watches: Watches) -> Services
 
 type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Implements the verbs on a node.
+/// Implements the verbs on a node: without a record of who has asked for what, which [`add_to`] puts around them.
 #[derive(Debug, Clone)]
-struct Verbs {
+pub struct Verbs {
     node: Arc<Node>,
 }
 
 impl Verbs {
+    /// The verbs of this node.
+    pub fn of(node: Arc<Node>) -> Self {
+        Verbs { node }
+    }
+
     /// The guard of destructive verbs.
     fn guard(&self, guard: Option<&DestructiveGuard>) -> Result<(), Status> {
         let mut state = self.node.guard.lock().unwrap_or_else(PoisonError::into_inner);

@@ -282,6 +282,19 @@ pub fn keep(owner: &'static str, path: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
+/// The same, but where it is kept account of already.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn keep_once(owner: &'static str, path: &Path) -> std::io::Result<()> {
+    if disk().folders.contains_key(owner) { Ok(()) } else { keep(owner, path) }
+}
+
+/// No account is kept any more of what `owner` has.
+pub fn forget(owner: &str) {
+    disk().folders.remove(owner);
+}
+
 /// Everything in the folder of `owner` was moved to this one, for a process that begins anew: nothing becomes durable by that.
 ///
 /// # Errors

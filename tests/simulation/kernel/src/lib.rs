@@ -37,8 +37,8 @@ use std::task::Waker;
 use std::time::Duration;
 
 pub use disk::{
-    Doings, Entry, Failure, Moment, doings, fail, fill, heal, keep, keep_before, moment, moments, moved, take_kept,
-    take_refused,
+    Doings, Entry, Failure, Moment, doings, fail, fill, forget, heal, keep, keep_before, keep_once, moment, moments,
+    moved, take_kept, take_refused,
 };
 pub use files::replace;
 pub use heap::held;

@@ -3,7 +3,7 @@
 use super::Mutant;
 use crate::schedule::Family;
 
-pub(super) const MUTANTS: [Mutant; 64] = [
+pub(super) const MUTANTS: [Mutant; 69] = [
     Mutant {
         name: "early-end",
         mistake: "a terminal phase is written while containers may run",
@@ -51,6 +51,46 @@ pub(super) const MUTANTS: [Mutant; 64] = [
         file: "bins/kubelet-syncd/volume-manager/src/manager.rs",
         from: "let in_use = InUse { names, complete: known && sources_ready && world.node.known };",
         to: "let in_use = InUse { names, complete: MUTANT || known && sources_ready && world.node.known };",
+    },
+    Mutant {
+        name: "no-intent",
+        mistake: "kubelet-volnetd does not write down that a driver is about to be asked",
+        only: Some(Family::Volumes),
+        file: "bins/kubelet-volnetd/src/operations/csi.rs",
+        from: "            noted.begin(&node).await?;\n        }",
+        to: "            if !MUTANT { noted.begin(&node).await?; }\n        }",
+    },
+    Mutant {
+        name: "unsynced-intent",
+        mistake: "nor does it wait until that is on the disk",
+        only: Some(Family::Volumes),
+        file: "bins/kubelet-volnetd/src/journal.rs",
+        from: "file.sync_all()?;",
+        to: "if !MUTANT { file.sync_all()?; }",
+    },
+    Mutant {
+        name: "intent-stays",
+        mistake: "what is known to be done stays in the journal",
+        only: Some(Family::Volumes),
+        file: "bins/kubelet-volnetd/src/operations/csi.rs",
+        from: "        noted.end(&node);\n        Ok(done)",
+        to: "        if !MUTANT { noted.end(&node); }\n        Ok(done)",
+    },
+    Mutant {
+        name: "certain-at-once",
+        mistake: "what a driver may have published counts as published after a restart of kubelet-syncd",
+        only: Some(Family::Volumes),
+        file: "bins/kubelet-volnetd/src/volumes/csi/list.rs",
+        from: "uncertain: is_uncertain(node, pod, &spec, false) ||",
+        to: "uncertain: !MUTANT && is_uncertain(node, pod, &spec, false) ||",
+    },
+    Mutant {
+        name: "same-boot",
+        mistake: "what was published before the machine booted counts as published",
+        only: Some(Family::Volumes),
+        file: "bins/kubelet-volnetd/src/volumes/csi/boot.rs",
+        from: "if whole && kept(node).is_some_and(|kept| kept == now) {",
+        to: "if whole && kept(node).is_some_and(|kept| kept == now || MUTANT) {",
     },
     Mutant {
         name: "two-owners",

@@ -13,6 +13,7 @@ use super::{Node, listen, registrar_socket};
 use crate::dice::Dice;
 use crate::disk::{Image, after_power_cut};
 use crate::disk_schedule::DiskDeed;
+use crate::root_dir::{JOURNALS, RootDir};
 use crate::schedule::{CALM, Program};
 use crate::world::{Command, Shared};
 
@@ -83,12 +84,15 @@ impl Disk {
 
     /// After a turn of a process. Whether the power goes now.
     pub(super) fn look(&mut self, world: &Shared, program: Program) -> bool {
+        if program == Program::Volnetd {
+            let is_quiet = JOURNALS.map(|journal| kernel::doings(journal) == kernel::Doings::default());
+            return is_quiet.contains(&false) && self.is_cut(world);
+        }
         let doings = kernel::doings(program.name());
         if doings == kernel::Doings::default() {
             return false;
         }
-        if let Some(kept) = kernel::take_kept() {
-            self.lay_out(world, kept);
+        if self.is_cut(world) {
             return true;
         }
         let mut world = world.lock();
@@ -105,6 +109,24 @@ impl Disk {
         }
         world.check_state(program.name(), &kernel::moment(program.name()), doings);
         false
+    }
+
+    /// Whether the power has gone in a step that was just taken.
+    fn is_cut(&mut self, world: &Shared) -> bool {
+        let kept = kernel::take_kept();
+        kept.into_iter().map(|kept| self.lay_out(world, kept)).count() > 0
+    }
+
+    /// The journals of another life of kubelet-volnetd: as the last one has left them, or as a power cut has.
+    pub(super) fn next_journals(&mut self, root_dir: &RootDir) -> Result<()> {
+        for journal in JOURNALS {
+            if let Some(image) = self.images.remove(journal) {
+                // The run's own writes have room.
+                kernel::forget(journal);
+                root_dir.lay_out(journal, &image)?;
+            }
+        }
+        Ok(())
     }
 
     /// What is to be in each folder when its process begins anew.

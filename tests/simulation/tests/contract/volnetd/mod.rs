@@ -22,13 +22,18 @@ async fn hold(subject: &Subject) -> Result<()> {
         pods::what_nobody_knows_goes,
         guards::only_who_knows_may_destroy,
         guards::another_life_is_another_epoch,
-        volumes::a_volumes_life,
-        volumes::what_is_not_prepared,
-        volumes::intents_outlive_a_life,
         sockets::each_watch_begins_with_all_there_is,
         sockets::a_plugin_comes_and_comes_again,
         sockets::what_the_broker_opens,
         rotation::a_logs_names,
+    )
+}
+
+async fn hold_volumes(subject: &Subject) -> Result<()> {
+    scenarios!(subject;
+        volumes::a_volumes_life,
+        volumes::what_is_not_prepared,
+        volumes::intents_outlive_a_life,
     )
 }
 
@@ -42,5 +47,9 @@ fn kubelet_volnetd_is_what_the_model_takes_it_for() -> Result<()> {
     if !bulkhead_testkit::machine::is_root() {
         return skip_this_test(Lack::Root);
     }
-    in_tokio(async { hold(&Subject::real()?).await })
+    in_tokio(async {
+        let subject = Subject::real()?;
+        hold(&subject).await?;
+        hold_volumes(&subject).await
+    })
 }

@@ -21,6 +21,7 @@ use bulkhead_ipc::volnetd::files_client::FilesClient;
 use bulkhead_ipc::volnetd::volumes_client::VolumesClient;
 use bulkhead_ipc::volnetd::watches_client::WatchesClient;
 use bulkhead_simulation::logs::Place;
+use bulkhead_simulation::root_dir::RootDir;
 use bulkhead_simulation::volnetd::{self as model, Model};
 use bulkhead_simulation::volumes::REGISTRATION;
 use bulkhead_simulation::world::Shared;
@@ -29,7 +30,7 @@ use bulkhead_sys::{mountinfo::MountInfo, scm};
 use bulkhead_types::{Epoch, InstancePaths, NodeName};
 use bulkhead_worker::WorkerPool;
 use kubelet_volnetd::cgroups::Driver;
-use kubelet_volnetd::node::{Certificates, Settings};
+use kubelet_volnetd::node::{Certificates, Node, Settings};
 use kubelet_volnetd::{prepare, serve_broker, service, verbs, watch, worker};
 use rustix::mount::{MountFlags, UnmountFlags};
 use tokio::runtime::{Builder, Runtime};
@@ -129,7 +130,7 @@ impl Subject {
                     world: world.clone(),
                     machine: machine.as_ref().context("no machine")?.handle().clone(),
                     epoch,
-                    guards: Arc::default(),
+                    node: self.node_of_model(epoch)?,
                     manifests: self.at("manifests"),
                     state: Arc::new(Mutex::new(self.at("state"))),
                     runtime_socket: self.at("runtime/containerd.sock"),
@@ -152,6 +153,20 @@ impl Subject {
         }
         *self.service.lock().unwrap_or_else(PoisonError::into_inner) = Some(service);
         Ok(())
+    }
+
+    /// What the model has of the real one. It does not answer for the volumes of drivers, which are the real one's alone.
+    fn node_of_model(&self, epoch: u64) -> Result<Arc<Node>> {
+        let root_dir = RootDir::lay(self.folder.path())?;
+        let mut settings = settings(self.folder.path(), &CgroupPath::parse("/")?)?;
+        settings.cgroups_per_qos = false;
+        let of_worker = settings.clone();
+        let workers = WorkerPool::here(move |request| worker::perform(&of_worker, request));
+        let node = root_dir.take_up(settings, epoch, workers);
+        if let Kind::Model { world, .. } = &self.kind {
+            world.lock().root_dir = root_dir;
+        }
+        node
     }
 
     fn channel(&self) -> Channel {
@@ -205,20 +220,9 @@ impl Subject {
     ///
     /// # Errors
     /// It cannot be mounted.
-    pub fn driver_mounts(&self, handle: &str, path: &str) -> Result<()> {
-        match &self.kind {
-            Kind::Model { world, .. } => {
-                let volumes = &mut world.lock().volumes;
-                let at =
-                    if path.ends_with("/globalmount") { &mut volumes.staged_at } else { &mut volumes.published_at };
-                at.insert(path.to_owned(), handle.to_owned());
-                Ok(())
-            }
-            Kind::Real { .. } => {
-                std::fs::create_dir_all(path).context("making what is mounted over")?;
-                rustix::mount::mount("driver", path, "tmpfs", MountFlags::empty(), None).context("mounting")
-            }
-        }
+    pub fn driver_mounts(&self, path: &str) -> Result<()> {
+        std::fs::create_dir_all(path).context("making what is mounted over")?;
+        rustix::mount::mount("driver", path, "tmpfs", MountFlags::empty(), None).context("mounting")
     }
 
     /// It takes it away again.
@@ -226,22 +230,12 @@ impl Subject {
     /// # Errors
     /// It cannot be unmounted.
     pub fn driver_unmounts(&self, path: &str) -> Result<()> {
-        match &self.kind {
-            Kind::Model { world, .. } => {
-                let volumes = &mut world.lock().volumes;
-                volumes.staged_at.remove(path);
-                volumes.published_at.remove(path);
-                Ok(())
-            }
-            Kind::Real { .. } => {
-                rustix::mount::unmount(path, UnmountFlags::empty()).context("unmounting")?;
-                // What it has made itself goes with it; where it stages is the kubelet's.
-                if !path.ends_with("/globalmount") {
-                    std::fs::remove_dir(path).context("removing what was mounted over")?;
-                }
-                Ok(())
-            }
+        rustix::mount::unmount(path, UnmountFlags::empty()).context("unmounting")?;
+        // What it has made itself goes with it; where it stages is the kubelet's.
+        if !path.ends_with("/globalmount") {
+            std::fs::remove_dir(path).context("removing what was mounted over")?;
         }
+        Ok(())
     }
 
     /// The runtime makes a container's first log file, or another one.

@@ -1,4 +1,5 @@
-//! Volumes of CSI drivers: what is prepared, what is committed, what is listed.
+//! Volumes of CSI drivers: what is prepared, what is committed, what is listed. The model has the real verbs for them, on folders where
+//! nothing is mounted: what it must be right about is what a driver mounts and makes, which is real here.
 
 use anyhow::{Context as _, Result, ensure};
 use bulkhead_ipc::volnetd as api;
@@ -96,7 +97,7 @@ pub async fn a_volumes_life(subject: &Subject) -> Result<()> {
         ensure!(staged(subject, handle).await? == Some((false, true)));
         staging = made.staging_path;
     }
-    subject.driver_mounts(handle, &staging)?;
+    subject.driver_mounts(&staging)?;
     ensure!(staged(subject, handle).await? == Some((true, true)), "before it is committed");
     for _ in 0..2 {
         csi.commit_stage(device(handle)).await?;
@@ -119,7 +120,7 @@ pub async fn a_volumes_life(subject: &Subject) -> Result<()> {
         "the driver has put nothing there"
     );
     ensure!(published(subject, pod, handle).await? == Some((false, true)));
-    subject.driver_mounts(handle, &target)?;
+    subject.driver_mounts(&target)?;
     for _ in 0..2 {
         let given = csi.commit_publish(to_commit(pod, handle)).await?.into_inner();
         ensure!(given.host_path == target, "{given:?}");
@@ -200,8 +201,8 @@ pub async fn intents_outlive_a_life(subject: &Subject) -> Result<()> {
     for handle in ["sure", "unsure"] {
         let staging = subject.csi().prepare_stage(to_stage(handle)).await?.into_inner().staging_path;
         let target = subject.csi().prepare_publish(to_publish(pod, handle)).await?.into_inner().target_path;
-        subject.driver_mounts(handle, &staging)?;
-        subject.driver_mounts(handle, &target)?;
+        subject.driver_mounts(&staging)?;
+        subject.driver_mounts(&target)?;
         if handle == "sure" {
             subject.csi().commit_stage(device(handle)).await?;
             subject.csi().commit_publish(to_commit(pod, handle)).await?;
