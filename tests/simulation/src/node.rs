@@ -514,10 +514,16 @@ impl Node {
             let running = running.filter_map(|(place, seat)| Some((place, seat.process.as_mut()?)));
             let (mut ended, mut is_cut) = (false, false);
             for (place, process) in running.chain([(usize::MAX, &mut self.machine)]) {
-                let turn = process.turn();
-                moved |= turn.moved;
-                ended |= turn.ended;
-                until = until.into_iter().chain(turn.until).min();
+                let is_due = process.is_due();
+                if is_due {
+                    let turn = process.turn();
+                    moved |= turn.moved;
+                    ended |= turn.ended;
+                }
+                until = until.into_iter().chain(process.until()).min();
+                if !is_due && place != 0 {
+                    continue;
+                }
                 is_cut = WRITERS.iter().any(|(of, writer)| *of == place && self.disk.look(&self.world, *writer));
                 if is_cut {
                     break;

@@ -15,8 +15,6 @@ use tokio::runtime::{Builder, Handle, Runtime};
 pub struct Turn {
     /// It had something to do.
     pub moved: bool,
-    /// When it goes on by itself. None: it waits for others.
-    pub until: Option<Duration>,
     /// Its work is over.
     pub ended: bool,
 }
@@ -30,6 +28,10 @@ pub struct Process {
     ended: bool,
     /// On the heap, bytes.
     held: i64,
+    /// What its runtime waits with. None: it has had no turn.
+    epoll: Option<i32>,
+    /// When it goes on by itself.
+    until: Option<Duration>,
 }
 
 impl std::fmt::Debug for Process {
@@ -51,7 +53,8 @@ impl Process {
             .build()
             .context("making a runtime")?;
         let work: Work = Box::pin(async move { work().await });
-        Ok(Process { runtime: Some(runtime), work, ended: false, held: kernel::held() - before })
+        let held = kernel::held() - before;
+        Ok(Process { runtime: Some(runtime), work, ended: false, held, epoll: None, until: None })
     }
 
     /// What it has on the heap since it has begun, bytes.
@@ -64,10 +67,20 @@ impl Process {
         self.runtime.as_ref().map(|runtime| runtime.handle().clone())
     }
 
+    /// Whether there is something for it to do.
+    pub fn is_due(&self) -> bool {
+        self.epoll.is_none_or(kernel::is_ready) || self.until.is_some_and(|until| until <= kernel::now())
+    }
+
+    /// When it goes on by itself. None: it waits for others.
+    pub fn until(&self) -> Option<Duration> {
+        self.until
+    }
+
     /// Lets it run until it waits.
     pub fn turn(&mut self) -> Turn {
-        let Process { runtime: Some(runtime), work, ended, held } = self else {
-            return Turn { moved: false, until: None, ended: true };
+        let Process { runtime: Some(runtime), work, ended, held, epoll, until } = self else {
+            return Turn { moved: false, ended: true };
         };
         kernel::take_idle();
         let (before, held_before) = (kernel::waits(), kernel::held());
@@ -82,7 +95,8 @@ impl Process {
             Poll::Pending
         }));
         *held += kernel::held() - held_before;
-        Turn { moved: kernel::waits() > before + 1, until: idle.until, ended: *ended }
+        (*epoll, *until) = (Some(kernel::asked()), idle.until);
+        Turn { moved: kernel::waits() > before + 1, ended: *ended }
     }
 }
 

@@ -62,6 +62,7 @@ thread_local! {
     /// A thread that the simulated one has begun.
     static FOLLOWS: Cell<bool> = const { Cell::new(false) };
     static WAITS: Cell<u64> = const { Cell::new(0) };
+    static ASKED: Cell<c_int> = const { Cell::new(-1) };
     static IDLE: RefCell<Idleness> = const { RefCell::new(Idleness { found: None, waker: None }) };
 }
 
@@ -140,6 +141,18 @@ pub fn waits() -> u64 {
     WAITS.get()
 }
 
+/// What the thread has asked with `epoll_wait` last.
+pub fn asked() -> c_int {
+    ASKED.get()
+}
+
+/// Whether `epoll_wait` would give something, asked by this.
+pub fn is_ready(epoll: c_int) -> bool {
+    let mut polled = libc::pollfd { fd: epoll, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one structure, as is said.
+    unsafe { libc::poll(&raw mut polled, 1, 0) > 0 }
+}
+
 /// Whom to wake when the thread would wait.
 pub fn on_idle(waker: Waker) {
     IDLE.with_borrow_mut(|idle| idle.waker = Some(waker));
@@ -203,6 +216,7 @@ pub unsafe extern "C" fn epoll_wait(epoll: c_int, events: *mut libc::epoll_event
         return ready;
     }
     WAITS.set(WAITS.get() + 1);
+    ASKED.set(epoll);
     if ready == 0 && timeout != 0 {
         let until = u64::try_from(timeout).ok().map(|milliseconds| now() + Duration::from_millis(milliseconds));
         let waker = IDLE.with_borrow_mut(|idle| {
