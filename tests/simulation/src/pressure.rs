@@ -137,8 +137,8 @@ pub struct Pressure {
     pub evicted: BTreeMap<String, Evicted>,
     /// Those of them that kubelet-syncd could not write down for want of room.
     pub unwritten: BTreeSet<String>,
-    /// Pods that were not admitted because of the node's conditions.
-    pub refused: BTreeSet<String>,
+    /// Pods that were not admitted because of the node's conditions, and the life of kubelet-syncd that has said so.
+    pub refused: BTreeMap<String, u64>,
     /// By condition: since when kubelet-syncd admits by it, and when it did last.
     pub admits_by: [Spell; 3],
     /// By condition: a threshold of it is met, and kubelet-evictiond may see it.
@@ -217,7 +217,7 @@ impl Pressure {
 
     /// The pod is no more to be as it is wanted.
     pub fn is_off(&self, uid: &str) -> bool {
-        self.evicted.contains_key(uid) || self.refused.contains(uid)
+        self.evicted.contains_key(uid) || self.refused.contains_key(uid)
     }
 
     pub fn uses(&mut self, pod: &str, uses: Uses) {

@@ -5,6 +5,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use bulkhead_ipc::syncd::WorkerState;
 use bulkhead_simulation_kernel as kernel;
 use serde_json::Value;
 
@@ -434,12 +435,25 @@ impl World {
         asks.is_some_and(|asks| by(1) || by(2) || (by(0) && asks.is_best_effort()))
     }
 
+    /// A word of a refusal that nobody has written goes with the life that gave it: the next one decides anew, as under upstream.
+    fn forget_refusal(&mut self, uid: &str, told: &Told) {
+        let is_admitted = told.worker == i32::from(WorkerState::Sync);
+        let is_written = self.objects.get(uid).is_none_or(|object| object.phase == "Failed");
+        if is_admitted && !is_written && self.pressure.refused.get(uid).is_some_and(|life| *life < self.life) {
+            self.pressure.refused.remove(uid);
+        }
+    }
+
     /// What is told of a pod: whether it was turned away for the node's conditions, and rightly.
     pub(crate) fn check_turned_away(&mut self, uid: &str, name: &str, told: &Told) {
-        let Some(rest) = told.message.strip_prefix("Pod was rejected: The node had condition: [") else { return };
-        if told.phase != "Failed" || told.reason != "Evicted" || !self.pressure.refused.insert(uid.to_owned()) {
+        let Some(rest) = told.message.strip_prefix("Pod was rejected: The node had condition: [") else {
+            return self.forget_refusal(uid, told);
+        };
+        let is_known = self.pressure.refused.contains_key(uid);
+        if told.phase != "Failed" || told.reason != "Evicted" || is_known {
             return;
         }
+        self.pressure.refused.insert(uid.to_owned(), self.life);
         self.tell("kubelet-syncd", format!("refuses {name}: {}", told.message));
         let now = kernel::now();
         let named: Vec<usize> =
@@ -561,7 +575,7 @@ impl World {
                 self.breaks("condition-told", format!("{name} is still told at the end"));
             }
         }
-        let off: Vec<String> = self.pressure.evicted.keys().chain(&self.pressure.refused).cloned().collect();
+        let off: Vec<String> = self.pressure.evicted.keys().chain(self.pressure.refused.keys()).cloned().collect();
         for uid in off {
             let Some(object) = self.objects.get(&uid).filter(|object| !object.is_gone).cloned() else { continue };
             let name = &object.name;

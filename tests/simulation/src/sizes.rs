@@ -403,7 +403,12 @@ impl World {
             };
             let later = pod.wishes.iter().enumerate().skip(pod.place);
             match later.into_iter().find(|(_, wish)| **wish == given) {
-                Some((place, _)) => pod.place = place,
+                Some((place, _)) => {
+                    // Of several in one turn the last is seen; a sync may have begun with one before.
+                    let between = pod.wishes.iter().take(place).skip(pod.place + 1);
+                    pod.ever.extend(between.cloned());
+                    pod.place = place;
+                }
                 None => {
                     wrong.push(format!("the checkpoint gives {}{}, which is no wish of its", pod.name, Words(&given)))
                 }
