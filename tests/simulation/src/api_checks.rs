@@ -153,8 +153,9 @@ impl World {
             self.breaks("status-forward", format!("{name} started at {}, now {:?}", before.start_time, now.start_time));
         }
         for (container, number) in &before.ids {
-            if now.ids.get(container).is_some_and(|now| now < number) {
-                self.breaks("status-forward", format!("{container} of {name} is an older instance than c{number}"));
+            if let Some(older) = now.ids.get(container).filter(|now| *now < number) {
+                let text = format!("{container} of {name} is c{older}, an older instance than c{number}");
+                self.breaks("status-forward", text);
             }
             if before.ended.contains(&format!("c{number}"))
                 && now.ids.get(container) == Some(number)

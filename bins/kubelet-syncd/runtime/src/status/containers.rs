@@ -76,9 +76,11 @@ pub(super) fn statuses(inputs: Inputs<'_>, list: &[Container]) -> Vec<ContainerS
 fn one(inputs: Inputs<'_>, container: &Container) -> ContainerStatus {
     let old = inputs.old.iter().find(|s| s.name == container.name);
     let mut instances = inputs.runtime.containers.iter().filter(|s| s.name == container.name);
-    let newest = instances.next().filter(|instance| !is_superseded(instance, old));
-    let mut status = match newest {
-        Some(instance) => {
+    let newest = instances.next();
+    let told = old.filter(|old| newest.is_some_and(|instance| is_superseded(instance, old)));
+    let newest = newest.filter(|_| told.is_none());
+    let mut status = match (newest, told) {
+        (Some(instance), _) => {
             let mut status = convert(inputs, container, instance, old);
             // One that was made and never started says nothing of the end before it.
             let mut ends = instances.filter_map(|previous| convert(inputs, container, previous, old).state);
@@ -87,19 +89,25 @@ fn one(inputs: Inputs<'_>, container: &Container) -> ContainerStatus {
             }
             status
         }
-        None => without_instance(inputs, container, old),
+        (None, Some(told)) if is_waiting(told) => told.clone(),
+        (None, _) => without_instance(inputs, container, old),
     };
     apply_start_failure(inputs, container, newest, &mut status);
     set_readiness(inputs, container, newest, old, &mut status);
     status
 }
 
-/// A later instance than this one, which was never started, has ended, and the runtime has lost it: what was reported of that
-/// end stays. As the newest instance this one would take it back.
-fn is_superseded(instance: &Instance, old: Option<&ContainerStatus>) -> bool {
+/// A later instance than this one, which was never started, has ended, and the runtime has lost it, or its successor is not in
+/// the list yet: what was reported of that end stays, and of the wait after it. As the newest instance this one would take it back.
+fn is_superseded(instance: &Instance, old: &ContainerStatus) -> bool {
     let count = i32::try_from(instance.restart_count).unwrap_or(i32::MAX);
-    instance.state == RunState::Created
-        && old.is_some_and(|old| terminated_of(old.state.as_ref()).is_some() && old.restart_count > count)
+    let has_ended = terminated_of(old.state.as_ref()).is_some()
+        || (is_waiting(old) && terminated_of(old.last_state.as_ref()).is_some());
+    instance.state == RunState::Created && has_ended && old.restart_count > count
+}
+
+fn is_waiting(status: &ContainerStatus) -> bool {
+    status.state.as_ref().is_some_and(|state| state.waiting.is_some())
 }
 
 /// What is shown before the runtime knows the container, or after it has forgotten it.

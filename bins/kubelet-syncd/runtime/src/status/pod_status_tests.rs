@@ -64,6 +64,30 @@ fn an_instance_that_never_started_takes_back_no_later_end() {
     assert!(next.state.unwrap().waiting.is_some() && next.restart_count == 3, "the next one is shown");
 }
 
+/// The same while the container waits for its next start: what was told of it stays whole, and the reason follows.
+#[test]
+fn nor_does_it_hide_what_a_container_waits_for() {
+    let mut w = world(serde_json::json!({"containers": [{"name": "c", "image": "i"}]}));
+    w.sandbox();
+    let instance = |w: &mut World, state: RunState, restart_count: u32| {
+        w.container("c", state, 1);
+        w.runtime.containers[0].restart_count = restart_count;
+        w.runtime.containers[0].id = ContainerId::parse(&format!("c-{restart_count}")).unwrap();
+        w.step().container_statuses.unwrap().remove(0)
+    };
+    let failure = |reason: &str| StartFailure { reason: reason.to_owned(), message: String::new() };
+    w.failures.insert("c".to_owned(), failure("CrashLoopBackOff"));
+    let waits = instance(&mut w, RunState::Exited, 7);
+    assert!(waits.state.as_ref().unwrap().waiting.is_some() && waits.restart_count == 7, "{waits:?}");
+    assert_eq!(instance(&mut w, RunState::Created, 5), waits);
+    w.failures.insert("c".to_owned(), failure("PostStartHookError"));
+    let other = instance(&mut w, RunState::Created, 5);
+    assert_eq!(other.state.unwrap().waiting.unwrap().reason.as_deref(), Some("PostStartHookError"));
+    assert_eq!((other.container_id, other.last_state), (waits.container_id, waits.last_state));
+    let next = instance(&mut w, RunState::Created, 8);
+    assert!(next.container_id.unwrap().ends_with("c-8") && next.restart_count == 8, "the next one is shown");
+}
+
 /// An instance was made and never started, twice over deaths of the process, and the runtime has lost the one that had run before:
 /// its end was told, and what came after it says nothing of it. Without it the pod would be Pending again.
 #[test]
