@@ -330,7 +330,11 @@ impl World {
         // A standalone node has the runtime alone to tell a new life of kubelet-syncd how often a container has started; of one whose
         // instances have gone with their sandbox nobody knows.
         let begins_without = |container: &str| {
-            let is_there = self.containers.values().any(|other| other.uid() == uid && other.name() == container);
+            // What has come since may be younger than what is told.
+            let is_there = self
+                .containers
+                .values()
+                .any(|other| other.uid() == uid && other.name() == container && other.created < self.life_since);
             !self.has_api && !self.shown.contains(uid) && !is_there
         };
         let lost: Vec<String> = before.counts.keys().filter(|name| begins_without(name)).cloned().collect();

@@ -638,7 +638,7 @@ impl Node {
         })?;
         self.syncd = Seat::taken(process);
         let mut world = self.world.lock();
-        world.life = self.lives;
+        (world.life, world.life_since) = (self.lives, World::wall());
         world.resources.syncd_starts(self.lives == 1);
         world.sizes.life_begins(&self.state);
         world.forget_unwritten();

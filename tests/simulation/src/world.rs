@@ -269,6 +269,8 @@ pub struct World {
     pub asked_for_at: Duration,
     /// Lives of kubelet-syncd so far.
     pub life: u64,
+    /// When this one has begun, by the machine's clock.
+    pub life_since: i64,
     /// How often the machine has lost its power.
     pub boots: u64,
     /// The disk of the state files has no room.
@@ -336,6 +338,7 @@ impl Shared {
             last_words: None,
             asked_for_at: Duration::ZERO,
             life: 0,
+            life_since: 0,
             boots: 0,
             disk_is_full: false,
             coverage: Coverage::default(),

@@ -3,7 +3,7 @@
 use super::Mutant;
 use crate::schedule::Family;
 
-pub(super) const MUTANTS: [Mutant; 69] = [
+pub(super) const MUTANTS: [Mutant; 67] = [
     Mutant {
         name: "early-end",
         mistake: "a terminal phase is written while containers may run",
@@ -75,22 +75,6 @@ pub(super) const MUTANTS: [Mutant; 69] = [
         file: "bins/kubelet-volnetd/src/operations/csi.rs",
         from: "        noted.end(&node);\n        Ok(done)",
         to: "        if !MUTANT { noted.end(&node); }\n        Ok(done)",
-    },
-    Mutant {
-        name: "certain-at-once",
-        mistake: "what a driver may have published counts as published after a restart of kubelet-syncd",
-        only: Some(Family::Volumes),
-        file: "bins/kubelet-volnetd/src/volumes/csi/list.rs",
-        from: "uncertain: is_uncertain(node, pod, &spec, false) ||",
-        to: "uncertain: !MUTANT && is_uncertain(node, pod, &spec, false) ||",
-    },
-    Mutant {
-        name: "same-boot",
-        mistake: "what was published before the machine booted counts as published",
-        only: Some(Family::Volumes),
-        file: "bins/kubelet-volnetd/src/volumes/csi/boot.rs",
-        from: "if whole && kept(node).is_some_and(|kept| kept == now) {",
-        to: "if whole && kept(node).is_some_and(|kept| kept == now || MUTANT) {",
     },
     Mutant {
         name: "two-owners",
