@@ -32,16 +32,10 @@ pub const LISTEN_AFTER_MS: u16 = 1200;
 /// # Errors
 /// A file cannot be read, or the runtime did not take the image.
 pub fn import(lab: &Lab, program: impl AsRef<Path>) -> Result<()> {
-    let archive = lab.folder().join("agnhost.tar");
     let stripped = lab.folder().join("agnhost.stripped");
-    write_archive(&archive, &without_symbols(program.as_ref(), &stripped))?;
+    let own = layer(&without_symbols(program.as_ref(), &stripped));
     let _ = std::fs::remove_file(stripped);
-    lab.containerd().import(&archive, &[IMAGE])?;
-    std::fs::remove_file(&archive).context("removing the image archive")
-}
-
-fn write_archive(path: &Path, program: &Path) -> Result<()> {
-    let (busybox, own) = (image::busybox_layer()?, layer(program)?);
+    let (busybox, own) = (image::busybox_layer()?, own?);
     let pause = format!("LISTEN_AFTER_MS={LISTEN_AFTER_MS}");
     let image = Image {
         name: IMAGE,
@@ -51,7 +45,7 @@ fn write_archive(path: &Path, program: &Path) -> Result<()> {
         environment: &[&pause],
         user: "",
     };
-    image::write_images(path, &[image])
+    image::import(lab, &[image])
 }
 
 fn layer(program: &Path) -> Result<Vec<u8>> {

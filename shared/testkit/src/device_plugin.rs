@@ -28,7 +28,6 @@ pub fn import_sample(lab: &Lab, program: &Path) -> Result<()> {
     own.folder("state", 0o755)?;
     own.file("state/told.json", 0o644, told.as_bytes())?;
     let (busybox, own) = (image::busybox_layer()?, own.finish_into()?);
-    let archive = lab.folder().join("device-plugin.tar");
     let image = Image {
         name: SAMPLE_IMAGE,
         layers: &[&busybox, &own],
@@ -37,9 +36,7 @@ pub fn import_sample(lab: &Lab, program: &Path) -> Result<()> {
         environment: &[],
         user: "",
     };
-    image::write_images(&archive, &[image])?;
-    lab.containerd().import(&archive, &[SAMPLE_IMAGE])?;
-    std::fs::remove_file(&archive).context("removing the image archive")
+    image::import(lab, &[image])
 }
 
 /// A plugin that runs; it ends when this is dropped.

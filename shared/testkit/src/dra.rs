@@ -1,6 +1,8 @@
 //! A DRA driver on a node of a lab: the tests' program `dra_driver`, which misbehaves on demand. It runs on the machine itself, as
 //! [`crate::csi`]'s do, and its devices are files of CDI that the lab's runtime reads (2.x).
 
+pub mod upstream;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};

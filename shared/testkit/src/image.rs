@@ -90,9 +90,31 @@ pub fn import_with_users(lab: &crate::Lab, images: &[(&'static str, &'static str
         environment: &[],
         user,
     };
-    let archive = lab.folder().join("users.tar");
-    write_images(&archive, &images.iter().map(of).collect::<Vec<_>>())?;
-    lab.containerd().import(&archive, &images.iter().map(|(name, _)| *name).collect::<Vec<_>>())?;
+    import(lab, &images.iter().map(of).collect::<Vec<_>>())
+}
+
+/// Gives a lab's runtime an image by this name: busybox, and this statically linked program in its root folder.
+///
+/// # Errors
+/// The program cannot be read, the archive cannot be written, or the runtime does not take it.
+pub fn import_with_program(lab: &crate::Lab, name: &str, program: &Path) -> Result<()> {
+    let content = std::fs::read(program).with_context(|| format!("reading {}", program.display()))?;
+    let at = program.file_name().context("a program without a name")?.to_string_lossy();
+    let mut own = Tar::new(Vec::new());
+    own.file(&at, 0o755, &content)?;
+    let (busybox, own) = (busybox_layer()?, own.finish_into()?);
+    let layers: &[&[u8]] = &[&busybox, &own];
+    import(lab, &[Image { name, layers, entrypoint: &[], command: &["/bin/sh"], environment: &[], user: "" }])
+}
+
+/// Makes these images known to the lab's runtime.
+///
+/// # Errors
+/// The archive cannot be written, or the runtime does not take it.
+pub(crate) fn import(lab: &crate::Lab, images: &[Image<'_>]) -> Result<()> {
+    let archive = lab.folder().join("images.tar");
+    write_images(&archive, images)?;
+    lab.containerd().import(&archive, &images.iter().map(|image| image.name).collect::<Vec<_>>())?;
     std::fs::remove_file(&archive).context("removing the image archive")
 }
 

@@ -92,10 +92,7 @@ pub fn import_sized(lab: &Lab, name: &'static str, megabytes: usize) -> Result<(
     let filler = filler.finish_into()?;
     let layers = [busybox.as_slice(), filler.as_slice()];
     let image = Image { name, layers: &layers, entrypoint: &[], command: &["/bin/sh"], environment: &[], user: "" };
-    let archive = lab.folder().join("sized.tar");
-    image::write_images(&archive, &[image])?;
-    lab.containerd().import(&archive, &[name])?;
-    std::fs::remove_file(&archive).context("removing the image archive")
+    image::import(lab, &[image])
 }
 
 /// Names of the images that the lab's runtime has.

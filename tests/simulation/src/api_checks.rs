@@ -11,7 +11,6 @@ use serde_json::Value;
 
 use crate::apiserver::FOREIGN;
 use crate::checks::SILENCE;
-use crate::schedule::{CALM, SETTLING};
 use crate::world::{Object, World, attempt_of};
 
 /// How a static pod's mirror is called, behind the pod's name.
@@ -240,7 +239,7 @@ impl World {
                     object.counts, told.counts
                 ));
             }
-            if object.changed + SILENCE > CALM + SETTLING {
+            if object.changed + SILENCE > self.end() {
                 noisy.get_or_insert_with(|| format!("{name} was written at {:.3} s", object.changed.as_secs_f64()));
             }
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bulkhead_simulation_kernel as kernel;
 
-use crate::schedule::{CALM, ContainerShape, ProbeKind, SETTLING, Shape};
+use crate::schedule::{ContainerShape, ProbeKind, Shape};
 use crate::world::{Container, State, Told, World, uid_of, version_of};
 
 /// What goes wrong has its consequences within so long: a call's deadline, and a try after it.
@@ -242,7 +242,7 @@ impl World {
 
     /// At the end no container runs on whose probe has failed for long, and what is told of readiness is so.
     fn check_probes(&mut self, name: &str, uid: &str, shape: &Shape) {
-        let now = CALM + SETTLING;
+        let now = self.end();
         let told = self.told.get(uid).cloned().unwrap_or_default();
         let mut wrong = Vec::new();
         for container in shape.init.iter().filter(|c| c.sidecar).chain(&shape.containers) {
@@ -373,7 +373,7 @@ impl World {
 
     /// Once nothing has happened from outside for long.
     pub fn check_end(&mut self) {
-        let end = CALM + SETTLING;
+        let end = self.end();
         let mut by_version: BTreeMap<u64, String> = BTreeMap::new();
         for sandbox in self.sandboxes.values() {
             if let Some(version) = version_of(sandbox) {

@@ -173,15 +173,14 @@ impl Model {
         if prepares {
             // As the helper, which looks claims up first and fails as a whole.
             for claim in claims {
-                let found = world.claims.objects.values().any(|object| object.name == claim.name && !object.is_gone);
-                let same = world.claims.objects.get(&claim.uid).filter(|object| !object.is_gone);
-                let why = match same {
-                    _ if !found => "not found",
-                    None => "got replaced",
-                    Some(object) if !object.is_allocated => "not allocated",
+                let mut objects = world.claims.objects.iter();
+                let why = match objects.find(|(_, object)| object.name == claim.name && !object.is_gone) {
+                    None => "not found",
+                    Some((_, object)) if !object.is_allocated => "not allocated",
+                    Some((uid, _)) if *uid != claim.uid => "got replaced",
                     Some(_) => continue,
                 };
-                return Err(Status::unknown(format!("claim {}/{}: {why}", claim.namespace, claim.name)));
+                return Err(Status::unknown(format!("claim {}/{} {why}", claim.namespace, claim.name)));
             }
         }
         let act: Act = if prepares { prepare } else { unprepare };

@@ -9,7 +9,7 @@ use tonic::Status;
 
 use crate::checks::{DISTURBED, SYNCING};
 use crate::hooks_schedule::{Hook, HookKind};
-use crate::schedule::{CALM, SETTLING, Shape};
+use crate::schedule::Shape;
 use crate::stop::until_ended;
 use crate::world::{Container, Shared, State, Told, World};
 
@@ -242,7 +242,7 @@ impl World {
 
     /// Once nothing has happened from outside for long: what runs has started well.
     pub(crate) fn check_hooks_end(&mut self) {
-        let end = CALM + SETTLING;
+        let end = self.end();
         let wrong = self.containers.values().find(|container| {
             let run = self.hooks.run(&container.id, HookKind::PostStart);
             let is_undisturbed = |run: Run| run.life == self.life && !self.is_disturbed(run.began);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use bulkhead_simulation::mutants;
 use bulkhead_simulation::outcome::{self, Outcome};
-use bulkhead_simulation::schedule::{CALM, Family, SETTLING, Schedule};
+use bulkhead_simulation::schedule::{Family, Schedule};
 use bulkhead_simulation::search::{self, Found, ONE, Plan};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, value_parser};
@@ -254,13 +254,15 @@ fn with_mutants() -> Result<PathBuf> {
 
 fn speed(found: &Found, began: Instant) -> String {
     let seconds = began.elapsed().as_secs_f64().max(0.001);
-    let virtual_hours = (CALM + SETTLING).as_secs_f64() * found.runs as f64 / 3600.0;
+    let virtual_hours = found.lasted.as_secs_f64() / 3600.0;
     format!(
-        "{} schedules ({:.1} a second), {} lives of pods ({:.1} a second), {virtual_hours:.1} h of virtual time, {} failed",
+        "{} schedules ({:.1} a second), {} lives of pods ({:.1} a second), {virtual_hours:.1} h of virtual time, \
+         {:.1} min of processors, {} failed",
         found.runs,
         found.runs as f64 / seconds,
         found.lives,
         found.lives as f64 / seconds,
+        search::taken().as_secs_f64() / 60.0,
         found.failed.len()
     )
 }

@@ -25,7 +25,7 @@ use crate::claims_schedule::Dra;
 use crate::pressure_schedule::Asks;
 use crate::process::Process;
 use crate::root_dir::RootDir;
-use crate::schedule::{CALM, Deed, Family, Program, SETTLING, STOPPED_BY, Schedule, Shape, Step};
+use crate::schedule::{CALM, Deed, Family, Program, STOPPED_BY, Schedule, Shape, Step};
 use crate::volumes_schedule::Claim;
 use crate::world::{Command, Shared, Wanted, World};
 use disk::Disk;
@@ -301,7 +301,7 @@ impl Cluster {
             statusd_socket,
             state: Arc::default(),
             waiting: Vec::new(),
-            ends: vec![(CALM, End::All)],
+            ends: vec![(world.lock().calm, End::All)],
         })
     }
 
@@ -401,6 +401,8 @@ impl Node {
         let socket = config.paths.socket(Name::Syncd);
         let syncd_socket = UnixListener::bind(&socket).context("listening for kubelet-syncd")?;
         let world = Shared::new(schedule.seed);
+        let calm = schedule.calm();
+        world.lock().calm = calm;
         if has_plugin {
             world.lock().resources.begin();
         }
@@ -439,9 +441,9 @@ impl Node {
             evictiond,
             drivers: claims::seats(family),
             steps,
-            stopped_by: Some(STOPPED_BY),
-            calm: has_plugin.then_some(CALM),
-            disk: Disk::new(),
+            stopped_by: Some(STOPPED_BY + (calm - CALM)),
+            calm: has_plugin.then_some(calm),
+            disk: Disk::new(calm),
             is_mixed: false,
         };
         if versions::come_up(schedule) {
@@ -455,7 +457,7 @@ impl Node {
     /// # Errors
     /// The simulation itself does not work.
     pub fn run(mut self) -> Result<Shared> {
-        let end = CALM + SETTLING;
+        let end = self.world.lock().end();
         loop {
             self.take_seats()?;
             self.do_steps()?;

@@ -616,6 +616,9 @@ pub struct Schedule {
     /// Thresholds and disks of family `eviction`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<Plan>,
+    /// By how much one of its faults lasts longer than others do, and the run with it, milliseconds.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub longer: u64,
     pub steps: Vec<Step>,
 }
 
@@ -703,8 +706,9 @@ impl Schedule {
         }
         crate::hooks_schedule::workload(&mut Dice::of(seed, "hooks"), &mut steps, family);
         crate::drain_schedule::drain(&mut Dice::of(seed, "drain"), &mut steps, family);
+        let longer = crate::hours_schedule::stretch(&mut Dice::of(seed, "hours"), &mut steps);
         steps.sort_by_key(|step| step.at);
-        Schedule { seed, family, plan, steps }
+        Schedule { seed, family, plan, longer, steps }
     }
 
     /// The same without the steps at these places.
@@ -712,7 +716,12 @@ impl Schedule {
     pub fn without(&self, dropped: &[usize]) -> Self {
         let kept = self.steps.iter().enumerate().filter(|(place, _)| !dropped.contains(place));
         let steps = kept.map(|(_, step)| step.clone()).collect();
-        Schedule { seed: self.seed, family: self.family, plan: self.plan.clone(), steps }
+        Schedule { plan: self.plan.clone(), steps, ..*self }
+    }
+
+    /// When nothing happens from outside any more: [`CALM`], and by how much this one is longer.
+    pub fn calm(&self) -> Duration {
+        CALM + Duration::from_millis(self.longer)
     }
 }
 

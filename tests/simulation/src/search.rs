@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::coverage::Coverage;
 use crate::mutants::VARIABLE;
 use crate::outcome::{self, Outcome};
-use crate::schedule::{Family, Schedule};
+use crate::schedule::{Family, SETTLING, Schedule};
 
 /// The word with which this program runs one schedule, given on its standard input, in a folder, and prints what became of it.
 pub const ONE: &str = "one";
@@ -106,6 +106,8 @@ fn processor_time(stat: &str, fields: [usize; 2]) -> Option<Duration> {
 #[derive(Debug, Default)]
 pub struct Found {
     pub runs: u64,
+    /// On the clock of the nodes.
+    pub lasted: Duration,
     pub lives: u64,
     pub coverage: Coverage,
     /// By seed.
@@ -143,9 +145,11 @@ pub fn search(program: &Path, plan: Plan, mutant: Option<&str>, progress: impl F
             if over || plan.until.is_some_and(|until| Instant::now() >= until) {
                 return Ok(());
             }
-            let outcome = run(program, &Schedule::of(seed, plan.only), mutant)?;
+            let schedule = Schedule::of(seed, plan.only);
+            let outcome = run(program, &schedule, mutant)?;
             let Ok(mut found) = found.lock() else { bail!("another run has panicked") };
             found.runs += 1;
+            found.lasted += schedule.calm() + SETTLING;
             found.lives += outcome.lives;
             found.coverage.add(&outcome.coverage);
             if outcome.check().is_some() {

@@ -7,41 +7,30 @@ use bulkhead_ipc::common::walk_request::What;
 use bulkhead_ipc::common::{
     ContainerLogFigures, FileSystemFigures, FolderFigures, PodLogFigures, WalkReply, WalkRequest,
 };
-use bulkhead_sys::{async_fd, scm};
 use bulkhead_worker::Message;
 use prost::Message as _;
-use tokio::io::Interest;
 
 use crate::node::PODS;
+use crate::worker_socket::{self, Worker};
 use crate::world::{Shared, World};
-
-/// A worker's number, which it says first.
-const PID: u32 = 1;
 
 /// Serves until it is dropped.
 pub async fn serve(world: Shared, listener: OwnedFd) {
-    let Ok(listener) = async_fd::register(listener) else { return };
-    while let Ok(connection) = listener.async_io(Interest::READABLE, |listener| scm::accept(listener)).await {
-        tokio::spawn(work(world.clone(), connection));
-    }
+    worker_socket::serve(OfWalker(world), listener).await;
 }
 
-/// One worker.
-async fn work(world: Shared, connection: OwnedFd) {
-    let Ok(connection) = async_fd::register(connection) else { return };
-    let mut next = Some(Message::of(PID.to_le_bytes().to_vec()));
-    while let Some(message) = next.take() {
-        if connection.async_io(Interest::WRITABLE, |socket| message.send(socket)).await.is_err() {
-            return;
-        }
-        let Ok(Some(request)) = connection.async_io(Interest::READABLE, |socket| Message::recv(socket)).await else {
-            return;
-        };
-        let late = world.lock().pressure.walker_is_late();
+#[derive(Debug, Clone)]
+struct OfWalker(Shared);
+
+impl Worker for OfWalker {
+    const PID: u32 = 1;
+
+    async fn answer(&self, request: Message, _: &OwnedFd) -> Option<Message> {
+        let late = self.0.lock().pressure.walker_is_late();
         if late > Duration::ZERO {
             tokio::time::sleep(late).await;
         }
-        next = Some(Message::of(answer(&world.lock(), &request).encode_to_vec()));
+        Some(Message::of(answer(&self.0.lock(), &request).encode_to_vec()))
     }
 }
 

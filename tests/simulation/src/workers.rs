@@ -4,60 +4,52 @@
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Duration;
 
-use bulkhead_sys::{async_fd, scm};
 use bulkhead_worker::Message;
 use kubelet_volnetd::node::Settings;
 use kubelet_volnetd::worker;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tokio::io::Interest;
 
+use crate::worker_socket::{self, Worker};
 use crate::world::Shared;
-
-/// A worker's number, which it says first.
-const PID: u32 = 2;
 
 /// Serves until it is dropped.
 pub async fn serve(world: Shared, settings: Settings, listener: OwnedFd) {
-    let Ok(listener) = async_fd::register(listener) else { return };
-    while let Ok(connection) = listener.async_io(Interest::READABLE, |listener| scm::accept(listener)).await {
-        tokio::spawn(work(world.clone(), settings.clone(), connection));
-    }
+    worker_socket::serve(OfVolnetd { world, settings }, listener).await;
 }
 
-/// One worker.
-async fn work(world: Shared, settings: Settings, connection: OwnedFd) {
-    let Ok(connection) = async_fd::register(connection) else { return };
-    let mut next = Some(Message::of(PID.to_le_bytes().to_vec()));
-    while let Some(message) = next.take() {
-        if connection.async_io(Interest::WRITABLE, |socket| message.send(socket)).await.is_err() {
-            return;
-        }
-        let Ok(Some(request)) = connection.async_io(Interest::READABLE, |socket| Message::recv(socket)).await else {
-            return;
-        };
+#[derive(Debug, Clone)]
+struct OfVolnetd {
+    world: Shared,
+    settings: Settings,
+}
+
+impl Worker for OfVolnetd {
+    const PID: u32 = 2;
+
+    async fn answer(&self, request: Message, asker: &OwnedFd) -> Option<Message> {
         let (late, boots) = {
-            let mut world = world.lock();
+            let mut world = self.world.lock();
             (world.worker_is_late(), world.boots)
         };
         if late > Duration::ZERO {
             tokio::time::sleep(late).await;
         }
-        let is_killed = is_closed(connection.get_ref());
+        let is_killed = is_closed(asker);
         {
-            let mut world = world.lock();
+            let mut world = self.world.lock();
             if world.boots != boots {
-                return;
+                return None;
             }
             if is_killed {
                 let does = world.workers.percent(50);
                 let how = if does { "when it is done" } else { "before it is done" };
                 world.tell("kubelet-volnetd", format!("and a worker of it dies {how}"));
                 if !does {
-                    return;
+                    return None;
                 }
             }
         }
-        next = Some(worker::perform(&settings, request));
+        Some(worker::perform(&self.settings, request))
     }
 }
 

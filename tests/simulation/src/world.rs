@@ -18,7 +18,7 @@ use crate::memory::{Memory, OUT_OF_MEMORY};
 use crate::pressure::Pressure;
 use crate::resources::Resources;
 use crate::root_dir::RootDir;
-use crate::schedule::{Behaviour, CallFault, Peer, ProbeKind, Program, Shape};
+use crate::schedule::{Behaviour, CALM, CallFault, Peer, ProbeKind, Program, SETTLING, Shape};
 use crate::sizes::PodSizes;
 use crate::versions::{Age, Record};
 use crate::volumes::Volumes;
@@ -285,6 +285,8 @@ pub struct World {
     /// Pods that were made: how many lives were lived.
     pub lives: u64,
     pub steps: u64,
+    /// When nothing happens from outside any more.
+    pub calm: Duration,
     ids: u64,
     versions: u64,
 }
@@ -348,6 +350,7 @@ impl Shared {
             last_change: BTreeMap::new(),
             lives: 0,
             steps: 0,
+            calm: CALM,
             ids: 0,
             versions: 0,
         })))
@@ -363,6 +366,11 @@ impl World {
     pub fn wall() -> i64 {
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+    }
+
+    /// When the run is over.
+    pub fn end(&self) -> Duration {
+        self.calm + SETTLING
     }
 
     /// Which version a process is of.

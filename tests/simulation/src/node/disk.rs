@@ -14,7 +14,7 @@ use crate::dice::Dice;
 use crate::disk::{Image, after_power_cut};
 use crate::disk_schedule::DiskDeed;
 use crate::root_dir::{JOURNALS, RootDir};
-use crate::schedule::{CALM, Program};
+use crate::schedule::Program;
 use crate::world::{Command, Shared};
 
 /// Programs that come up after a power cut do so within this time, milliseconds.
@@ -43,8 +43,8 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    pub(super) fn new() -> Self {
-        Disk { full: None, slow: None, cut: None, images: BTreeMap::new(), waiting: Vec::new(), calm: Some(CALM) }
+    pub(super) fn new(calm: Duration) -> Self {
+        Disk { full: None, slow: None, cut: None, images: BTreeMap::new(), waiting: Vec::new(), calm: Some(calm) }
     }
 
     /// When something is to be done that nobody else does.

@@ -20,7 +20,7 @@ use super::{Cluster, Node, Seat};
 use crate::pressure::Uses;
 use crate::pressure_schedule::{CLASSES, OLD_IMAGES, Plan, PressureDeed};
 use crate::process::Process;
-use crate::schedule::{CALM, Program};
+use crate::schedule::Program;
 use crate::world::{Command, Shared};
 use crate::{relay, walker};
 
@@ -82,7 +82,7 @@ impl Evictiond {
         let path = kubelet_evictiond::walker::socket(&config.paths);
         let listener = bulkhead_sys::scm::listen(&path, 0o600).context("listening for kubelet-walker")?;
         machine.spawn(walker::serve(world.clone(), listener));
-        let (state, relax) = (Arc::default(), Some(CALM));
+        let (state, relax) = (Arc::default(), Some(world.lock().calm));
         Ok(Evictiond { config, seat: Seat::empty(), state, socket, lives: 0, next_look: LOOK, relax })
     }
 

@@ -6,10 +6,12 @@
 //! | [`runtime`] | `runtime.rs` | containerd of the test kit's lab: the one that `BULKHEAD_RUNTIME` names, and 2.1, which has the events of the CRI |
 //! | [`controllers`] | `attacher.rs`, `allocator.rs` | kube-controller-manager and kube-scheduler on a real control plane, where `KUBEBUILDER_ASSETS` has them |
 //! | [`csi_driver`] | `csi_driver.rs` | the hostpath driver of kubernetes-csi, where `KUBEBUILDER_ASSETS` has it |
+//! | [`dra_driver`] | `dra_driver.rs` | the driver of upstream's end-to-end specs, where `KUBEBUILDER_ASSETS` has them |
 //! | [`volnetd`] | `volnetd.rs`, `volnetd_csi.rs` | kubelet-volnetd, in this process, on folders, mounts and cgroups of its own |
 
 mod controllers;
 mod csi_driver;
+mod dra_driver;
 mod runtime;
 mod volnetd;
 

@@ -70,7 +70,7 @@ fn hold_of(release: Release) -> Result<()> {
 }
 
 /// A lab, or nothing (said loudly) where there is no root to build one.
-fn lab(release: Release) -> Result<Option<Lab>> {
+pub(crate) fn lab(release: Release) -> Result<Option<Lab>> {
     use bulkhead_testkit::skip::{Lack, skip_this_test};
     if !bulkhead_testkit::machine::is_root() {
         skip_this_test(Lack::Root)?;
