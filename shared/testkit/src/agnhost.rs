@@ -15,7 +15,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::Lab;
 use crate::image::{self, Image, Tar};
