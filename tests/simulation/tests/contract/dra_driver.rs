@@ -15,7 +15,7 @@ use bulkhead_simulation::claims_schedule::{DeviceClaim, Dra};
 use bulkhead_simulation::world::Shared;
 use bulkhead_testkit::dra::upstream::UpstreamDriver;
 use bulkhead_testkit::skip::{Lack, skip_this_test};
-use bulkhead_testkit::{Cluster, Node, Release};
+use bulkhead_testkit::{Cluster, Release};
 use registration::registration_client::RegistrationClient;
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
