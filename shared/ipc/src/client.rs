@@ -18,8 +18,11 @@ use tonic::transport::{Channel, Endpoint};
 use crate::common::HelloRequest;
 use crate::common::process_client::ProcessClient;
 
-/// Deadline of `Hello` and of the other calls of `Process`.
+/// After so long without an answer to `Hello` nothing is known of a peer; the deadline of the other calls of `Process`.
 pub const HELLO_DEADLINE: Duration = Duration::from_secs(1);
+/// After so long a `Hello` is taken for lost, and another one said. Each that is given up stays with the connection for as long as
+/// the other end reads nothing, so it must not be said again and again.
+const HELLO_LOST: Duration = Duration::from_secs(60);
 const RETRY_MIN: Duration = Duration::from_millis(20);
 const RETRY_MAX: Duration = Duration::from_secs(1);
 const WINDOW_BYTES: u32 = 64 * 1024;
@@ -127,8 +130,18 @@ async fn follow(me: &'static str, process: Process, channel: Channel, state: wat
     let mut retry = BackOff::new(RETRY_MIN, RETRY_MAX);
     let mut last_epoch = None;
     loop {
+        let mut answer = std::pin::pin!(hello(me, &channel));
         let known = tokio::select! {
-            known = hello(me, &channel) => known,
+            known = &mut answer => known,
+            () = tokio::time::sleep(HELLO_DEADLINE) => {
+                publish(&state, PeerState::Unknown);
+                tracing::debug!(peer = process.name(), "peer does not answer: it has not within 1 s");
+                // It does once it runs again: what was said waits in its socket.
+                tokio::select! {
+                    known = answer => known,
+                    () = state.closed() => return,
+                }
+            }
             () = state.closed() => return,
         };
         match known {
@@ -168,11 +181,11 @@ fn publish(state: &watch::Sender<PeerState>, now: PeerState) {
 async fn hello(me: &'static str, channel: &Channel) -> Result<(Epoch, bool), tonic::Status> {
     let mut request =
         tonic::Request::new(HelloRequest { process: me.into(), version: env!("CARGO_PKG_VERSION").into() });
-    request.set_timeout(HELLO_DEADLINE);
+    request.set_timeout(HELLO_LOST);
     // The server's own deadline does not help when nobody serves: the timeout here is what ends the wait.
-    let reply = tokio::time::timeout(HELLO_DEADLINE, ProcessClient::new(channel.clone()).hello(request))
+    let reply = tokio::time::timeout(HELLO_LOST, ProcessClient::new(channel.clone()).hello(request))
         .await
-        .map_err(|_| tonic::Status::deadline_exceeded("Hello was not answered within 1 s"))??
+        .map_err(|_| tonic::Status::deadline_exceeded("Hello was not answered within a minute"))??
         .into_inner();
     let epoch = Epoch::from_wire(reply.epoch).ok_or_else(|| tonic::Status::internal("peer sent epoch 0"))?;
     Ok((epoch, reply.ready))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_ipc::broker::{self, BrokerClient, BrokerRequest};
-use bulkhead_ipc::client::{Link, PeerState};
+use bulkhead_ipc::client::{HELLO_DEADLINE, Link, PeerState};
 use bulkhead_ipc::common::process_server::{Process as ProcessApi, ProcessServer};
 use bulkhead_ipc::common::{
     HelloReply, HelloRequest, MetricsReply, MetricsRequest, PrivilegesReply, PrivilegesRequest, process_client,
@@ -107,6 +107,27 @@ async fn a_link_sees_the_other_side_go_and_come_back_as_another() -> Result {
         .metrics(context.request(MetricsRequest::default(), Duration::from_secs(5)))
         .await?;
     assert_eq!(reply.into_inner().text, context.request_id.as_ref(), "the request id crosses the socket");
+    Ok(())
+}
+
+/// What is said to it waits until it runs again, and with it all that the link would add to that.
+#[tokio::test]
+async fn a_silent_peer_is_asked_once() -> Result {
+    use tokio::io::AsyncReadExt as _;
+    let dir = tempfile::tempdir()?;
+    let path = dir.path().join("s.sock");
+    let listener = tokio::net::UnixListener::bind(&path)?;
+    let link = Link::open("test", Process::Syncd, &path);
+    let (mut connection, _) = listener.accept().await?;
+    let mut said = Vec::new();
+    let until = tokio::time::Instant::now() + 4 * HELLO_DEADLINE;
+    let mut last = tokio::time::Instant::now();
+    while let Ok(read) = tokio::time::timeout_at(until, connection.read_buf(&mut said)).await {
+        assert_ne!(read?, 0, "the link hangs up");
+        last = tokio::time::Instant::now();
+    }
+    assert!(!said.is_empty() && until - last > 3 * HELLO_DEADLINE, "the link says more after {:?}", until - last);
+    assert_eq!(link.state(), PeerState::Unknown);
     Ok(())
 }
 
