@@ -22,7 +22,12 @@ use crate::common::process_client::ProcessClient;
 pub const HELLO_DEADLINE: Duration = Duration::from_secs(1);
 /// After so long a `Hello` is taken for lost, and another one said. Each that is given up stays with the connection for as long as
 /// the other end reads nothing, so it must not be said again and again.
-const HELLO_LOST: Duration = Duration::from_secs(60);
+const HELLO_LOST: Duration = Duration::from_secs(120);
+/// A connection with calls on it on which nothing has come for so long is asked whether anybody reads: later than the other end asks
+/// the same ([`crate::limits::Limits::keepalive`]), so that nothing is sent where it does.
+const SILENCE: Duration = Duration::from_secs(40);
+/// Without an answer for so long the connection goes, and with it what piled up there.
+const SILENCE_PATIENCE: Duration = Duration::from_secs(20);
 const RETRY_MIN: Duration = Duration::from_millis(20);
 const RETRY_MAX: Duration = Duration::from_secs(1);
 const WINDOW_BYTES: u32 = 64 * 1024;
@@ -46,32 +51,34 @@ impl PeerState {
     }
 }
 
-/// A lazily connected channel to a Unix socket. Reconnects by itself; a call on a broken connection fails once with
-/// UNAVAILABLE.
-pub fn channel(socket: &Path) -> Channel {
-    let socket: Arc<Path> = Arc::from(PathBuf::from(socket));
+fn endpoint() -> Endpoint {
     // The authority is never resolved: the connector decides where to go.
     Endpoint::from_static("http://localhost")
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
-        .connect_with_connector_lazy(tower::service_fn(move |_: http::Uri| {
-            let socket = socket.clone();
-            async move { UnixStream::connect(&*socket).await.map(TokioIo::new) }
-        }))
+        .http2_keep_alive_interval(SILENCE)
+        .keep_alive_timeout(SILENCE_PATIENCE)
+}
+
+/// A lazily connected channel to a Unix socket. Reconnects by itself; a call on a broken connection fails once with
+/// UNAVAILABLE, and so does one whose other end reads nothing for a minute.
+pub fn channel(socket: &Path) -> Channel {
+    let socket: Arc<Path> = Arc::from(PathBuf::from(socket));
+    endpoint().connect_with_connector_lazy(tower::service_fn(move |_: http::Uri| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(&*socket).await.map(TokioIo::new) }
+    }))
 }
 
 /// A lazily connected channel to a port of a machine over vsock, for who looks in from outside; as [`channel`].
 pub fn vsock_channel(cid: u32, port: u32) -> Channel {
-    Endpoint::from_static("http://localhost")
-        .initial_stream_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(WINDOW_BYTES)
-        .connect_with_connector_lazy(tower::service_fn(move |_: http::Uri| async move {
-            // The kernel may wait for the other machine.
-            let fd = tokio::task::spawn_blocking(move || bulkhead_sys::vsock::connect(cid, port)).await??;
-            let stream = std::os::unix::net::UnixStream::from(fd);
-            stream.set_nonblocking(true)?;
-            UnixStream::from_std(stream).map(TokioIo::new)
-        }))
+    endpoint().connect_with_connector_lazy(tower::service_fn(move |_: http::Uri| async move {
+        // The kernel may wait for the other machine.
+        let fd = tokio::task::spawn_blocking(move || bulkhead_sys::vsock::connect(cid, port)).await??;
+        let stream = std::os::unix::net::UnixStream::from(fd);
+        stream.set_nonblocking(true)?;
+        UnixStream::from_std(stream).map(TokioIo::new)
+    }))
 }
 
 /// A channel to one of our processes, with knowledge of its life.
@@ -185,7 +192,7 @@ async fn hello(me: &'static str, channel: &Channel) -> Result<(Epoch, bool), ton
     // The server's own deadline does not help when nobody serves: the timeout here is what ends the wait.
     let reply = tokio::time::timeout(HELLO_LOST, ProcessClient::new(channel.clone()).hello(request))
         .await
-        .map_err(|_| tonic::Status::deadline_exceeded("Hello was not answered within a minute"))??
+        .map_err(|_| tonic::Status::deadline_exceeded("Hello was not answered within two minutes"))??
         .into_inner();
     let epoch = Epoch::from_wire(reply.epoch).ok_or_else(|| tonic::Status::internal("peer sent epoch 0"))?;
     Ok((epoch, reply.ready))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_ipc::broker::{self, BrokerClient, BrokerRequest};
-use bulkhead_ipc::client::{HELLO_DEADLINE, Link, PeerState};
+use bulkhead_ipc::client::{Link, PeerState};
 use bulkhead_ipc::common::process_server::{Process as ProcessApi, ProcessServer};
 use bulkhead_ipc::common::{
     HelloReply, HelloRequest, MetricsReply, MetricsRequest, PrivilegesReply, PrivilegesRequest, process_client,
@@ -110,24 +110,29 @@ async fn a_link_sees_the_other_side_go_and_come_back_as_another() -> Result {
     Ok(())
 }
 
-/// What is said to it waits until it runs again, and with it all that the link would add to that.
-#[tokio::test]
-async fn a_silent_peer_is_asked_once() -> Result {
+/// What is said to it waits until it runs again, and nothing is added. In the end the connection goes, with all that waits there.
+#[tokio::test(start_paused = true)]
+async fn a_silent_peer_is_asked_once_and_given_up() -> Result {
     use tokio::io::AsyncReadExt as _;
     let dir = tempfile::tempdir()?;
     let path = dir.path().join("s.sock");
     let listener = tokio::net::UnixListener::bind(&path)?;
+    let began = tokio::time::Instant::now();
     let link = Link::open("test", Process::Syncd, &path);
+    let mut client = process_client::ProcessClient::new(link.channel());
+    let call = tokio::spawn(async move { client.metrics(MetricsRequest::default()).await });
     let (mut connection, _) = listener.accept().await?;
-    let mut said = Vec::new();
-    let until = tokio::time::Instant::now() + 4 * HELLO_DEADLINE;
-    let mut last = tokio::time::Instant::now();
-    while let Ok(read) = tokio::time::timeout_at(until, connection.read_buf(&mut said)).await {
-        assert_ne!(read?, 0, "the link hangs up");
-        last = tokio::time::Instant::now();
+    let (mut said, mut at) = (Vec::new(), Vec::new());
+    while connection.read_buf(&mut said).await? > 0 {
+        at.push(began.elapsed().as_secs());
     }
-    assert!(!said.is_empty() && until - last > 3 * HELLO_DEADLINE, "the link says more after {:?}", until - last);
+    assert_eq!(began.elapsed().as_secs(), 60, "the link hangs up");
+    at.dedup();
+    assert_eq!(at, [0, 40], "the link asks whether anybody reads");
+    assert_eq!(call.await?.map(|_| ()).map_err(|status| status.code()), Err(Code::Unavailable));
     assert_eq!(link.state(), PeerState::Unknown);
+    // And comes again.
+    listener.accept().await?;
     Ok(())
 }
 
