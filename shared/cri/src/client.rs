@@ -35,6 +35,11 @@ const CONNECTION_WINDOW_BYTES: u32 = 512 << 10;
 const HEADERS_BYTES_MAX: u32 = 128 << 10;
 /// A connect that takes longer has failed: the broker's own calls have shorter deadlines.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
+/// A connection with calls on it on which nothing has come for so long is asked whether anybody reads. Servers made with grpc-go hang up
+/// on who asks more often than every 5 min (`keepalive.EnforcementPolicy`).
+const SILENCE: Duration = Duration::from_secs(6 * 60);
+/// Without an answer for so long the connection goes, and with it the calls that were given up: they stay as long as nobody reads them.
+const SILENCE_PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a [`Connector`] answers with.
 pub type ConnectFuture = Pin<Box<dyn Future<Output = io::Result<UnixStream>> + Send>>;
@@ -177,6 +182,8 @@ fn channel(connector: Arc<dyn Connector>) -> Channel {
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .http2_max_header_list_size(HEADERS_BYTES_MAX)
+        .http2_keep_alive_interval(SILENCE)
+        .keep_alive_timeout(SILENCE_PATIENCE)
         .connect_timeout(CONNECT_DEADLINE)
         .buffer_size(256)
         .connect_with_connector_lazy(ConnectorService(connector))

@@ -160,6 +160,25 @@ async fn a_restarted_runtime_is_found_again_by_a_fresh_connection() {
     second.kill();
 }
 
+/// A runtime that is stopped: what was asked of it goes with the connection, and is not kept until it reads again.
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_reads_nothing_is_given_up_after_seven_minutes() {
+    use tokio::io::AsyncReadExt as _;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cri.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let began = tokio::time::Instant::now();
+    let (client, connects) = client(&path, Duration::from_secs(3600));
+    let call = tokio::spawn(async move { name_of(&client).await });
+    let (mut connection, _) = listener.accept().await.unwrap();
+    let mut said = Vec::new();
+    connection.read_to_end(&mut said).await.unwrap();
+    assert_eq!(began.elapsed().as_secs(), 7 * 60);
+    let broken = call.await.unwrap().unwrap_err();
+    assert!(broken.is_unavailable() && broken.is_unknown_outcome(), "{broken:?}");
+    assert_eq!(connects.load(Ordering::SeqCst), 1, "nobody asks again");
+}
+
 #[tokio::test]
 async fn deadlines_answers_and_sizes() {
     let folder = tempfile::tempdir().unwrap();
