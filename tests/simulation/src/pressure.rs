@@ -141,6 +141,8 @@ pub struct Pressure {
     pub refused: BTreeMap<String, u64>,
     /// By condition: since when kubelet-syncd admits by it, and when it did last.
     pub admits_by: [Spell; 3],
+    /// That could not be written down for want of room.
+    pub admits_unwritten: bool,
     /// By condition: a threshold of it is met, and kubelet-evictiond may see it.
     pub met: [Spell; 3],
     /// By signal with a hard threshold: the same of that one alone.

@@ -105,6 +105,7 @@ impl World {
         if content["boot_id"] != self.boot_id() {
             return;
         }
+        self.pressure.admits_unwritten = false;
         let now = kernel::now();
         let now_admits = ["memory", "disk", "pid"].map(|key| content[key] == true);
         for (spell, is) in self.pressure.admits_by.iter_mut().zip(now_admits) {
@@ -129,14 +130,20 @@ impl World {
                 let new = self.pressure.evicted.keys().filter(|uid| !known.contains(*uid));
                 self.pressure.unwritten.extend(new.cloned());
             }
-            ".pressure.json.tmp" => self.note_admission(&content),
+            ".pressure.json.tmp" => {
+                self.note_admission(&content);
+                self.pressure.admits_unwritten = true;
+            }
             _ => {}
         }
     }
 
-    /// kubelet-syncd begins anew, and knows of no eviction that it could not write down and that nobody else was told of; upstream
-    /// writes none down.
+    /// kubelet-syncd begins anew, and knows of no eviction that it could not write down and that nobody else was told of, and of no
+    /// condition either; upstream writes none down.
     pub(crate) fn forget_unwritten(&mut self) {
+        if std::mem::take(&mut self.pressure.admits_unwritten) {
+            self.pressure.admits_by = [crate::pressure::Spell::default(); 3];
+        }
         for uid in std::mem::take(&mut self.pressure.unwritten) {
             if self.objects.get(&uid).is_none_or(|object| object.phase != "Failed") {
                 self.pressure.evicted.remove(&uid);

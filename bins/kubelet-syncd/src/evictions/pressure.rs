@@ -2,6 +2,7 @@
 //! same word, for kubelet-evictiond is not asked.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bulkhead_ipc::syncd::ReportPressureRequest;
 use serde::{Deserialize, Serialize};
@@ -36,6 +37,8 @@ pub struct PressureReports {
     boot_id: String,
     store: Arc<dyn PressureStore>,
     last: watch::Sender<Pressure>,
+    /// The disk had no room for the last one.
+    is_unwritten: AtomicBool,
 }
 
 impl PressureReports {
@@ -43,7 +46,12 @@ impl PressureReports {
     pub fn new(saved: Option<Saved>, boot_id: &str, store: Arc<dyn PressureStore>) -> Self {
         let saved = saved.filter(|saved| saved.boot_id == boot_id).unwrap_or_default();
         let last = Pressure { memory: saved.memory, disk: saved.disk, pids: saved.pid };
-        PressureReports { boot_id: boot_id.to_owned(), store, last: watch::Sender::new(last) }
+        PressureReports {
+            boot_id: boot_id.to_owned(),
+            store,
+            last: watch::Sender::new(last),
+            is_unwritten: AtomicBool::new(false),
+        }
     }
 
     /// By which pods are admitted.
@@ -61,17 +69,33 @@ impl PressureReports {
             return Ok(());
         }
         let ReportPressureRequest { memory, disk, pid } = report;
-        match self.store.save(&Saved { memory, disk, pid, boot_id: self.boot_id.clone() }) {
-            // Of all things that a full disk is told: a node that waits for room before it heeds that goes on taking pods. The next
-            // life of this process is told again.
+        let saved = self.save(pressure);
+        match saved {
+            // Of all things that a full disk is told: a node that waits for room before it heeds that goes on taking pods.
             Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
                 tracing::warn!(%error, "conditions of the node count, and could not be written down");
+                self.is_unwritten.store(true, Ordering::Relaxed);
             }
-            saved => saved?,
+            saved => {
+                saved?;
+                self.is_unwritten.store(false, Ordering::Relaxed);
+            }
         }
         tracing::info!(memory, disk, pid, "eviction manager: conditions of the node have changed");
         self.last.send_replace(pressure);
         Ok(())
+    }
+
+    /// Writes down the last report, where that could not be done when it came.
+    pub fn write_down(&self) {
+        if self.is_unwritten.load(Ordering::Relaxed) && self.save(self.last()).is_ok() {
+            tracing::info!("conditions of the node are written down");
+            self.is_unwritten.store(false, Ordering::Relaxed);
+        }
+    }
+
+    fn save(&self, Pressure { memory, disk, pids }: Pressure) -> std::io::Result<()> {
+        self.store.save(&Saved { memory, disk, pid: pids, boot_id: self.boot_id.clone() })
     }
 }
 
@@ -119,7 +143,16 @@ mod tests {
         assert_eq!(reports.last(), Pressure::default());
         *disk.1.lock().unwrap() = Some(std::io::ErrorKind::StorageFull);
         reports.report(pressed).unwrap();
-        assert_eq!(reports.last(), Pressure { disk: true, ..Pressure::default() });
+        let counts = Pressure { disk: true, ..Pressure::default() };
+        assert_eq!(reports.last(), counts);
+        reports.write_down();
+        assert_eq!(*disk.0.lock().unwrap(), None);
+        // As soon as there is room, and once.
+        *disk.1.lock().unwrap() = None;
+        reports.write_down();
+        let saved = disk.0.lock().unwrap().take();
+        assert_eq!(PressureReports::new(saved, "one", disk.clone()).last(), counts);
+        reports.write_down();
         assert_eq!(*disk.0.lock().unwrap(), None);
     }
 }

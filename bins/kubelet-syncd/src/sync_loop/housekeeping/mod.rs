@@ -203,6 +203,7 @@ impl SyncLoop {
     }
 
     fn housekeep(&mut self, now: Instant) {
+        self.node.pressure.write_down();
         self.check_sources();
         if !self.node.volnetd.authority().sources_ready() {
             self.housekeeping.at = now + HOUSEKEEPING_BUSY;
