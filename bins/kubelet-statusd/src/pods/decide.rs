@@ -76,6 +76,8 @@ pub struct Context<'a> {
     pub owner: Option<&'a Owner>,
     /// Another static pod of the same name has not ended: the mirror pod is still that one's.
     pub namesake: bool,
+    /// No other static pod of the same name is known, not even one that has ended.
+    pub is_only_one: bool,
     /// The final DELETE was accepted, and nothing happened to the object since.
     pub deletion_pending: bool,
     pub now: Timestamp,
@@ -154,6 +156,10 @@ fn for_static(desired: &Desired, around: Context<'_>) -> Result<Decision, Refusa
         (Some(api), _) if fits(api) => {
             let old = parse(&api.status).ok_or(Refusal::Copy)?;
             patch(desired, api, &old, around.now)
+        }
+        // It ended before its predecessor's mirror pod could be deleted, which nobody else does.
+        (Some(api), _) if desired.finished && around.is_only_one && api.mirror_hash != pod.hash => {
+            Ok(Decision::DeleteMirror)
         }
         _ if !desired.live || around.namesake => Ok(Decision::Nothing),
         (Some(_), _) => Ok(Decision::DeleteMirror),

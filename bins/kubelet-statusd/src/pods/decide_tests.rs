@@ -36,7 +36,7 @@ fn copy(status: Value) -> ApiCopy {
 }
 
 fn around<'a>(api: Option<&'a ApiCopy>, owner: Option<&'a Owner>) -> Context<'a> {
-    Context { api, owner, namesake: false, deletion_pending: false, now: Timestamp::UNIX_EPOCH }
+    Context { api, owner, namesake: false, is_only_one: true, deletion_pending: false, now: Timestamp::UNIX_EPOCH }
 }
 
 fn for_api(desired: &Desired, api: &ApiCopy) -> Decision {
@@ -231,6 +231,19 @@ fn a_terminating_static_pod_gets_no_new_mirror_and_its_last_status_is_sent() {
     );
     let mirror = ApiCopy { mirror_hash: "h".into(), ..copy(json!({"phase": "Pending"})) };
     assert!(matches!(decide(&leaving, around(Some(&mirror), None)), Decision::Patch { .. }));
+}
+
+#[test]
+fn a_static_pod_that_has_ended_leaves_no_mirror_of_its_predecessor() {
+    let owner = Owner { name: "n".into(), uid: "nu".into() };
+    let over = Desired { live: false, finished: true, containers_may_run: false, ..static_pod() };
+    let old = ApiCopy { mirror_hash: "other".into(), ..copy(json!({"phase": "Running"})) };
+    let alone = Context { is_only_one: true, ..around(Some(&old), Some(&owner)) };
+    assert_eq!(decide(&over, alone), Decision::DeleteMirror);
+    assert_eq!(decide(&over, Context { is_only_one: false, ..alone }), Decision::Nothing, "it may be the other one's");
+    let ending = Desired { finished: false, ..over.clone() };
+    assert_eq!(decide(&ending, alone), Decision::Nothing);
+    assert_eq!(decide(&over, Context { api: None, ..alone }), Decision::Nothing, "and gets none of its own any more");
 }
 
 #[test]

@@ -188,7 +188,8 @@ impl StatusStore {
     fn look_at(&mut self, uid: &PodUid, now: Instant, wall: Timestamp) -> Option<Job> {
         let owner: Option<Owner> =
             self.facts.owner.clone().filter(|_| self.facts.epoch == self.epoch && self.facts.api_synced);
-        let namesake = self.has_namesake(uid);
+        let namesake = self.has_namesake(uid, |other| !other.finished);
+        let is_only_one = !self.has_namesake(uid, |_| true);
         let entry = self.pods.get_mut(uid)?;
         entry.due = None;
         if self.under_way.contains(uid) {
@@ -200,7 +201,8 @@ impl StatusStore {
         }
         let api = entry.api();
         let deletion_pending = entry.deletion_pending();
-        let around = Context { api: api.as_ref(), owner: owner.as_ref(), namesake, deletion_pending, now: wall };
+        let around =
+            Context { api: api.as_ref(), owner: owner.as_ref(), namesake, is_only_one, deletion_pending, now: wall };
         let look_at = entry.unseen_since().map(|since| since + LOOK_AFTER);
         let action = match look_at {
             _ if entry.look => Some(Action::Look),
@@ -276,11 +278,12 @@ impl StatusStore {
         }
     }
 
-    fn has_namesake(&self, uid: &PodUid) -> bool {
+    /// Another static pod of the same name of which this is true.
+    fn has_namesake(&self, uid: &PodUid, is: impl Fn(&Desired) -> bool) -> bool {
         let Some(entry) = self.pods.get(uid).filter(|entry| entry.desired.is_static) else { return false };
         let me = &entry.desired;
         self.pods.values().any(|other| {
-            other.desired.uid != me.uid && !other.desired.finished && is_named(&other.desired, &me.namespace, &me.name)
+            other.desired.uid != me.uid && is(&other.desired) && is_named(&other.desired, &me.namespace, &me.name)
         })
     }
 
