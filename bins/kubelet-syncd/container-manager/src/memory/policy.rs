@@ -279,13 +279,6 @@ impl StaticMemory {
                 (mask, !worse)
             }
         };
-        // best-effort cuts hints of several managers down to what they have in common, which may be one node of a group. Upstream takes
-        // memory of it alone then, and no longer counts right what either has. Here the best of its own is taken.
-        let alone: Vec<u32> = mask.nodes().collect();
-        let mask = match alone.len() == 1 && !may_group(machine, &alone) {
-            true => best(&|_| true).ok_or(MemoryManagerError::NoDefault)?.1,
-            false => mask,
-        };
         let free = |kind: &str, mask: NumaMask| -> u64 {
             let tables = mask.nodes().filter_map(|node| machine.get(&node)?.memory_map.get(kind));
             tables.map(|table| table.free).fold(0, u64::saturating_add)
@@ -299,7 +292,15 @@ impl StaticMemory {
         } else {
             mask
         };
-        let nodes: Vec<u32> = mask.nodes().collect();
+        let mut nodes: Vec<u32> = mask.nodes().collect();
+        // Hints of several managers are cut down to what they have in common, or are those of another one alone where no nodes have
+        // memory for the pod as a whole: that may be one node of a group. Upstream takes memory of it alone then, and no longer counts
+        // right what either has. Here it is the group's.
+        if let [node] = nodes[..]
+            && let Some(state) = machine.get(&node)
+        {
+            nodes.clone_from(&state.cells);
+        }
         if violates(machine, &nodes) {
             return Err(MemoryManagerError::Violation);
         }

@@ -95,7 +95,16 @@ fn alone_or_in_a_group() {
     // None is given: the narrowest that has it.
     assert_eq!(allocate(&mut m, &pod, ANY), Ok(()));
     assert_eq!(m.nodes_of("d", "c").to_string(), "0");
-    for uid in ["a", "b", "d"] {
+    // One node of a group, as the CPUs' hint alone names it: the group's memory, if that node has it, else as with any hint.
+    assert_eq!(allocate(&mut m, &one("e", "2Gi", ""), on(&[2], true)), Ok(()));
+    assert_eq!((m.nodes_of("e", "c").to_string().as_str(), memory(&m, 2)), ("1-2", (6, 10)));
+    let not_preferred = failed("failed to find the extended preferred hint");
+    assert_eq!(allocate(&mut m, &one("f", "2Gi", ""), on(&[1], true)), not_preferred);
+    assert_eq!(allocate(&mut m, &one("f", "2Gi", ""), on(&[1], false)), Ok(()));
+    assert_eq!((m.nodes_of("f", "c").to_string().as_str(), memory(&m, 2)), ("1-2", (8, 8)));
+    let no_room = failed("failed to find NUMA nodes to extend the current topology hint");
+    assert_eq!(allocate(&mut m, &one("g", "9Gi", ""), on(&[2], false)), no_room);
+    for uid in ["a", "b", "d", "e", "f"] {
         m.remove(uid, "c");
     }
     assert_eq!(m.state, manager(4).state);
