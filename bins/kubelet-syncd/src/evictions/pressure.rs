@@ -1,8 +1,7 @@
 //! The node's conditions as the eviction manager reported them last. They are kept: whoever starts after this process admits by the
 //! same word, for kubelet-evictiond is not asked.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bulkhead_ipc::syncd::ReportPressureRequest;
 use serde::{Deserialize, Serialize};
@@ -37,8 +36,8 @@ pub struct PressureReports {
     boot_id: String,
     store: Arc<dyn PressureStore>,
     last: watch::Sender<Pressure>,
-    /// The disk had no room for the last one.
-    is_unwritten: AtomicBool,
+    /// The disk had no room for the last one. Held while one is taken in: what is on the disk is the last.
+    is_unwritten: Mutex<bool>,
 }
 
 impl PressureReports {
@@ -50,7 +49,7 @@ impl PressureReports {
             boot_id: boot_id.to_owned(),
             store,
             last: watch::Sender::new(last),
-            is_unwritten: AtomicBool::new(false),
+            is_unwritten: Mutex::new(false),
         }
     }
 
@@ -65,32 +64,31 @@ impl PressureReports {
     /// It could not be kept, and not because the disk is full; then the one before still counts.
     pub fn report(&self, report: ReportPressureRequest) -> std::io::Result<()> {
         let pressure = Pressure { memory: report.memory, disk: report.disk, pids: report.pid };
+        let mut is_unwritten = self.is_unwritten.lock().unwrap_or_else(PoisonError::into_inner);
         if pressure == self.last() {
             return Ok(());
         }
-        let ReportPressureRequest { memory, disk, pid } = report;
-        let saved = self.save(pressure);
-        match saved {
+        match self.save(pressure) {
+            Ok(()) => *is_unwritten = false,
             // Of all things that a full disk is told: a node that waits for room before it heeds that goes on taking pods.
             Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
                 tracing::warn!(%error, "conditions of the node count, and could not be written down");
-                self.is_unwritten.store(true, Ordering::Relaxed);
+                *is_unwritten = true;
             }
-            saved => {
-                saved?;
-                self.is_unwritten.store(false, Ordering::Relaxed);
-            }
+            Err(error) => return Err(error),
         }
-        tracing::info!(memory, disk, pid, "eviction manager: conditions of the node have changed");
+        let Pressure { memory, disk, pids } = pressure;
+        tracing::info!(memory, disk, pid = pids, "eviction manager: conditions of the node have changed");
         self.last.send_replace(pressure);
         Ok(())
     }
 
-    /// Writes down the last report, where that could not be done when it came.
+    /// Writes down the last report, where that could not be done when it came and none is being taken in.
     pub fn write_down(&self) {
-        if self.is_unwritten.load(Ordering::Relaxed) && self.save(self.last()).is_ok() {
+        let Ok(mut is_unwritten) = self.is_unwritten.try_lock() else { return };
+        if *is_unwritten && self.save(self.last()).is_ok() {
             tracing::info!("conditions of the node are written down");
-            self.is_unwritten.store(false, Ordering::Relaxed);
+            *is_unwritten = false;
         }
     }
 
@@ -101,7 +99,7 @@ impl PressureReports {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use std::sync::OnceLock;
 
     use super::*;
 
@@ -154,5 +152,31 @@ mod tests {
         assert_eq!(PressureReports::new(saved, "one", disk.clone()).last(), counts);
         reports.write_down();
         assert_eq!(*disk.0.lock().unwrap(), None);
+    }
+
+    /// A disk that is full for the first report; while it writes a later one, housekeeping comes by.
+    #[derive(Debug, Default)]
+    struct Busy(OnceLock<Arc<PressureReports>>, Mutex<Vec<Saved>>);
+
+    impl PressureStore for Busy {
+        fn save(&self, pressure: &Saved) -> std::io::Result<()> {
+            let Some(reports) = self.0.get() else { return Err(std::io::ErrorKind::StorageFull.into()) };
+            if pressure.memory {
+                reports.write_down();
+            }
+            self.1.lock().unwrap().push(pressure.clone());
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn nothing_older_is_written_over_a_report_that_is_being_taken_in() {
+        let disk = Arc::new(Busy::default());
+        let reports = Arc::new(PressureReports::new(None, "one", disk.clone()));
+        reports.report(ReportPressureRequest { disk: true, ..Default::default() }).unwrap();
+        disk.0.set(reports.clone()).unwrap();
+        reports.report(ReportPressureRequest { memory: true, ..Default::default() }).unwrap();
+        let written = disk.1.lock().unwrap().clone();
+        assert_eq!(written, [Saved { memory: true, boot_id: "one".into(), ..Saved::default() }]);
     }
 }
