@@ -98,6 +98,8 @@ pub enum Decision {
     Patch {
         body: Vec<u8>,
         urgency: Urgency,
+        /// The pod has ended and may go once the server has been told this, whatever it makes of it.
+        then_delete: bool,
     },
     /// The pod has ended and may go.
     DeletePod,
@@ -141,6 +143,7 @@ fn for_pod(desired: &Desired, around: Context<'_>) -> Result<Decision, Refusal> 
         Decision::Patch { urgency: Urgency::Minor, .. } if may_go && !around.deletion_pending => {
             Ok(Decision::DeletePod)
         }
+        Decision::Patch { body, urgency, .. } => Ok(Decision::Patch { body, urgency, then_delete: may_go }),
         decision => Ok(decision),
     }
 }
@@ -180,7 +183,7 @@ fn patch(desired: &Desired, api: &ApiCopy, old: &Status, now: Timestamp) -> Resu
     }
     let urgency = urgency(&change);
     let body = json!({"metadata": {"uid": api.uid}, "status": change}).to_string().into_bytes();
-    Ok(Decision::Patch { body, urgency })
+    Ok(Decision::Patch { body, urgency, then_delete: false })
 }
 
 /// Minor: the sandbox is ready before anything runs in it, a generation was noticed, the cgroup's numbers settled.

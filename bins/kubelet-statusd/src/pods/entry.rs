@@ -26,6 +26,21 @@ impl Gone {
     }
 }
 
+/// A patch that was answered.
+#[derive(Debug)]
+pub struct Written {
+    /// Fingerprint of the status that was wanted.
+    wish: u64,
+    /// Of the object.
+    uid: PodUid,
+    at: Instant,
+    body: u64,
+    /// Fingerprint of the status that the server made of it.
+    made: u64,
+    /// The patch before it was for the same wish.
+    again: bool,
+}
+
 /// A pod and its bookkeeping.
 #[derive(Debug)]
 pub struct Entry {
@@ -49,12 +64,10 @@ pub struct Entry {
     pub failures: u32,
     /// The oldest change that was not written yet.
     pub changed_at: Option<Instant>,
-    /// Which wish was written to which object, and when.
-    pub written: Option<(u64, PodUid, Instant)>,
+    /// The last patch that was answered.
+    pub written: Option<Written>,
     /// The last answer was no, for good: another wish may fare better at once.
     pub refused: bool,
-    /// For this wish the server made this of it: asking again would change nothing.
-    settled: Option<(u64, u64)>,
     /// The next request is a GET: it is not known what stands under the name.
     pub look: bool,
 }
@@ -77,7 +90,6 @@ impl Entry {
             changed_at: None,
             written: None,
             refused: false,
-            settled: None,
             look: false,
         }
     }
@@ -177,16 +189,33 @@ impl Entry {
         }
     }
 
-    /// The wish was written and this is what the server made of it.
-    pub fn settle(&mut self, fingerprint: u64, copy: &ApiCopy, now: Instant) {
-        self.written = Some((fingerprint, copy.uid.clone(), now));
-        self.settled = Some((fingerprint, status_fingerprint(copy)));
+    /// The wish was written by this patch, and this is what the server made of it.
+    pub fn wrote(&mut self, wish: u64, body: &[u8], copy: &ApiCopy, at: Instant) {
+        let again = self.written.as_ref().is_some_and(|before| before.wish == wish && before.uid == copy.uid);
+        let (body, made) = (hash(body), status_fingerprint(copy));
+        self.written = Some(Written { wish, uid: copy.uid.clone(), at, body, made, again });
     }
 
-    /// Whether the wish was written already, and the server still has what it made of it.
-    pub fn is_settled(&self, api: &ApiCopy) -> bool {
-        self.settled == Some((self.desired.fingerprint(), status_fingerprint(api)))
+    /// Whether this patch was written already, and the server still has what it made of it. Another one may change something: a patch
+    /// is what differs from a copy, which may have been older than what the server had.
+    pub fn is_settled(&self, body: &[u8], api: &ApiCopy) -> bool {
+        self.written
+            .as_ref()
+            .is_some_and(|written| written.body == hash(body) && written.made == status_fingerprint(api))
     }
+
+    /// When this wish was written to the object, and somebody else has written over it since, or two patches were not enough.
+    pub fn overwritten_since(&self, api: &ApiCopy) -> Option<Instant> {
+        let written = self.written.as_ref()?;
+        let is_it = written.wish == self.desired.fingerprint() && written.uid == api.uid;
+        (is_it && (written.again || written.made != status_fingerprint(api))).then_some(written.at)
+    }
+}
+
+fn hash(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    hasher.finish()
 }
 
 fn status_fingerprint(api: &ApiCopy) -> u64 {

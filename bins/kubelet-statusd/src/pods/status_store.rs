@@ -341,9 +341,9 @@ fn settle_outcome(entry: &mut Entry, job: &Job, outcome: Outcome, now: Instant, 
     let after_look = if entry.failures > 0 { Pause::AtLeast(Duration::ZERO) } else { Pause::Unchanged };
     match outcome {
         Outcome::Object(copy) => {
-            let pause = match job.action {
-                Action::Patch { .. } => {
-                    entry.settle(job.fingerprint, &copy, now);
+            let pause = match &job.action {
+                Action::Patch { body, .. } => {
+                    entry.wrote(job.fingerprint, body, &copy, now);
                     if entry.desired.fingerprint() == job.fingerprint
                         && let Some(since) = entry.changed_at.take()
                     {
@@ -403,10 +403,20 @@ fn is_named(desired: &Desired, namespace: &str, name: &str) -> bool {
 
 /// The request for a decision, when there is one.
 fn chosen(entry: &Entry, api: Option<&ApiCopy>, decision: Decision) -> Option<Action> {
+    // A server that makes something else of a status is not asked again, nor does that keep a pod that has ended.
+    let decision = match decision {
+        Decision::Patch { body, then_delete, .. } if api.is_some_and(|api| entry.is_settled(&body, api)) => {
+            if then_delete {
+                Decision::DeletePod
+            } else {
+                Decision::Nothing
+            }
+        }
+        decision => decision,
+    };
     match decision {
         Decision::Nothing => None,
-        Decision::Patch { .. } if api.is_some_and(|api| entry.is_settled(api)) => None,
-        Decision::Patch { body, urgency } => Some(Action::Patch { body, minor: urgency == Urgency::Minor }),
+        Decision::Patch { body, urgency, .. } => Some(Action::Patch { body, minor: urgency == Urgency::Minor }),
         Decision::DeletePod if entry.deletion_pending() => None,
         Decision::DeletePod => Some(Action::DeletePod),
         Decision::DeleteMirror => Some(Action::DeleteMirror),
@@ -426,11 +436,8 @@ fn held_back(entry: &mut Entry, action: &Action, api: Option<&ApiCopy>, now: Ins
         return Some(entry.gone_before(api?)? + RECONCILE).filter(|until| *until > now);
     }
     let Action::Patch { minor, .. } = action else { return None };
-    if let (Some((fingerprint, uid, at)), Some(api)) = (&entry.written, api)
-        && *fingerprint == entry.desired.fingerprint()
-        && *uid == api.uid
-    {
-        return Some(*at + RECONCILE).filter(|until| *until > now);
+    if let Some(at) = api.and_then(|api| entry.overwritten_since(api)) {
+        return Some(at + RECONCILE).filter(|until| *until > now);
     }
     if !minor {
         return None;

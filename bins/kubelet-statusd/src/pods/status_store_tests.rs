@@ -383,6 +383,34 @@ fn a_server_that_stores_something_else_is_not_asked_for_ever() {
     desk.quiet();
     desk.tell(pod("a", "running", object("a", 6, "Running")));
     desk.quiet();
+    // A pod that has ended goes all the same, and not before the server was told once.
+    let status_json = json!({"phase": "Failed", "reason": "x"}).to_string().into_bytes();
+    let api = ApiObject { deleting: true, ..object("a", 7, "Failed") };
+    desk.tell(PodState { may_delete: true, status_json, ..pod("a", "", api) });
+    let job = desk.job();
+    assert_eq!(patch(&job), json!({"reason": "x"}));
+    desk.end(&job, Outcome::Object(ApiCopy { deleting: true, ..copy("a", 8, "Failed") }));
+    let delete = desk.job();
+    assert_eq!(delete.action, Action::DeletePod);
+    desk.end(&delete, Outcome::Done);
+    desk.quiet();
+}
+
+/// The copy that a patch was made from was older than what the server had, as after a restart of either process.
+#[test]
+fn what_a_patch_from_an_old_copy_leaves_is_mended_at_once() {
+    let mut desk = Desk::new();
+    let with = |phase: &str| json!({"phase": phase, "reason": "x"}).to_string().into_bytes().into_boxed_slice();
+    let api = ApiObject { deleting: true, ..object("a", 5, "Running") };
+    desk.tell(PodState { may_delete: true, ..pod("a", "Failed", api) });
+    let job = desk.job();
+    assert_eq!(patch(&job), json!({"phase": "Failed"}));
+    desk.end(&job, Outcome::Object(ApiCopy { deleting: true, status: with("Failed"), ..copy("a", 7, "") }));
+    let written = desk.now;
+    let job = desk.job();
+    assert!(patch(&job) == json!({"reason": null}) && desk.now - written < Duration::from_millis(50));
+    desk.end(&job, Outcome::Object(ApiCopy { deleting: true, ..copy("a", 8, "Failed") }));
+    assert_eq!(desk.job().action, Action::DeletePod);
 }
 
 #[test]
