@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bulkhead_types::BackOff;
 use futures_util::future::join_all;
+use tokio::time::Instant;
 
 use super::manager::DraManager;
 
@@ -22,20 +23,32 @@ pub async fn keep(manager: Arc<DraManager>) {
     loop {
         let gone = lost.borrow_and_update().clone();
         let left = sweep(&manager, gone.into_iter()).await;
-        let pause = async { if left { tokio::time::sleep(again.pause()).await } else { std::future::pending().await } };
-        tokio::select! {
-            told = lost.changed() => if told.is_err() { return },
-            told = drivers.changed() => if told.is_err() { return },
-            () = pause => {}
+        let next = left.then(|| Instant::now() + again.pause());
+        loop {
+            tokio::select! {
+                told = lost.changed() => if told.is_err() { return } else { break },
+                told = drivers.changed() => if told.is_err() { return },
+                () = sleep_until(next) => break,
+            }
+            // A driver that a try did not reach is a change, too: the next try waits for its time, or for one that is back.
+            drivers.borrow_and_update();
+            let now = manager.plugins().usable();
+            let back = now.iter().any(|(driver, is)| *is && usable.get(driver) != Some(&true));
+            usable = now;
+            if back {
+                again.reset();
+                manager.driver_is_back();
+                break;
+            }
         }
-        drivers.borrow_and_update();
-        let now = manager.plugins().usable();
-        let back = now.iter().any(|(driver, is)| *is && usable.get(driver) != Some(&true));
-        usable = now;
-        if back {
-            again.reset();
-            manager.driver_is_back();
-        }
+    }
+}
+
+/// Never, where there is no time.
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
     }
 }
 
