@@ -41,8 +41,9 @@ pub struct SandboxRemoval {
     pub id: SandboxId,
 }
 
-/// Which containers a pass removes, in order. `removable` says which pods' containers all go (their content should be removed); pass a function that
-/// is false for every pod while not all sources are ready.
+/// Which containers a pass removes, in order: of a container the oldest instance first (upstream `kuberuntime_gc.go` removeOldestN), so
+/// that what a pass leaves that is cut off is the newest, of which the pod's status is made. `removable` says which pods' containers all
+/// go (their content should be removed); pass a function that is false for every pod while not all sources are ready.
 pub fn containers(
     pods: &[RuntimePod],
     now: SystemTime,
@@ -54,12 +55,13 @@ pub fn containers(
     let mut groups: BTreeMap<(&PodUid, &str), Vec<&ContainerStatus>> = BTreeMap::new();
     for pod in pods {
         let Some(uid) = &pod.uid else { continue };
-        for status in pod.containers.iter().filter(|c| is_evictable(c, now, policy.min_age)) {
-            if removable(uid) {
-                plan.push(removal(uid, status));
-            } else {
-                groups.entry((uid, &status.name)).or_default().push(status);
-            }
+        let evictable = || pod.containers.iter().filter(|c| is_evictable(c, now, policy.min_age));
+        if removable(uid) {
+            plan.extend(evictable().rev().map(|status| removal(uid, status)));
+            continue;
+        }
+        for status in evictable() {
+            groups.entry((uid, &status.name)).or_default().push(status);
         }
     }
     if let Some(max) = policy.max_per_container {
@@ -75,7 +77,7 @@ pub fn containers(
             let mut all: Vec<(&PodUid, &ContainerStatus)> =
                 groups.iter().flat_map(|((uid, _), list)| list.iter().map(move |c| (*uid, *c))).collect();
             all.sort_by(|a, b| b.1.created_at.cmp(&a.1.created_at).then_with(|| b.1.id.cmp(&a.1.id)));
-            plan.extend(all.drain(max.min(all.len())..).map(|(uid, status)| removal(uid, status)));
+            plan.extend(all.drain(max.min(all.len())..).rev().map(|(uid, status)| removal(uid, status)));
         }
     }
     plan
@@ -106,14 +108,14 @@ fn drop_beyond(
     }
 }
 
-/// Not-ready sandboxes that no container refers to: all of a removable pod, else all but the newest. `pods` as they are when the
-/// containers have been removed.
+/// Not-ready sandboxes that no container refers to, the oldest first: all of a removable pod, else all but the newest. `pods` as they
+/// are when the containers have been removed.
 pub fn sandboxes(pods: &[RuntimePod], removable: impl Fn(&PodUid) -> bool) -> Vec<SandboxRemoval> {
     let mut result = Vec::new();
     for pod in pods {
         let Some(uid) = &pod.uid else { continue };
         let keep = usize::from(!removable(uid));
-        for sandbox in pod.sandboxes.iter().skip(keep) {
+        for sandbox in pod.sandboxes.iter().skip(keep).rev() {
             let used = pod.containers.iter().any(|c| c.sandbox_id == sandbox.id);
             if sandbox.state == SandboxState::NotReady && !used {
                 result.push(SandboxRemoval { pod: uid.clone(), id: sandbox.id.clone() });
@@ -123,7 +125,7 @@ pub fn sandboxes(pods: &[RuntimePod], removable: impl Fn(&PodUid) -> bool) -> Ve
     result
 }
 
-/// Dead instances to remove right after a container died: of that container, all but the newest `keep`; with
+/// Dead instances to remove right after a container died, the oldest first: of that container, all but the newest `keep`; with
 /// `everything`, all dead instances of the pod (its content should be removed).
 pub fn surplus_dead_containers(
     pod: &RuntimePod,
@@ -133,11 +135,14 @@ pub fn surplus_dead_containers(
 ) -> Vec<ContainerId> {
     let exited = pod.containers.iter().filter(|c| c.state == RunState::Exited);
     if everything {
-        return exited.map(|c| c.id.clone()).collect();
+        return exited.rev().map(|c| c.id.clone()).collect();
     }
     let Some(died) = pod.containers.iter().find(|c| c.id == *died) else { return Vec::new() };
     let keep = max_per_container.map_or(usize::MAX, |max| max.max(1));
-    exited.filter(|c| c.name == died.name).skip(keep).map(|c| c.id.clone()).collect()
+    let mut surplus: Vec<ContainerId> =
+        exited.filter(|c| c.name == died.name).skip(keep).map(|c| c.id.clone()).collect();
+    surplus.reverse();
+    surplus
 }
 
 #[cfg(test)]
@@ -179,7 +184,11 @@ mod tests {
         let found = containers(&p, at(100), GcPolicy::default(), |_| false);
         assert_eq!(ids(&found), ["a1", "a2"]);
         assert!(found[0].kill_first && !found[1].kill_first);
-        assert_eq!(ids(&containers(&p, at(100), GcPolicy::default(), |_| true)), ["a3", "b1", "a2", "a1"]);
+        assert_eq!(
+            ids(&containers(&p, at(100), GcPolicy::default(), |_| true)),
+            ["a1", "a2", "b1", "a3"],
+            "the oldest first"
+        );
         let young = GcPolicy { min_age: Duration::from_secs(85), ..GcPolicy::default() };
         assert!(ids(&containers(&p, at(100), young, |_| true)) == ["a1"]);
         let running = [pod(&[("a", "a2", RunState::Running, 30), ("a", "a1", DEAD, 20)])];
@@ -219,7 +228,7 @@ mod tests {
             sandboxes(std::slice::from_ref(p), |_| all).iter().map(|s| s.id.to_string()).collect::<Vec<_>>()
         };
         assert_eq!(names(&p, false), ["s2"]);
-        assert_eq!(names(&p, true), ["s3", "s2"]);
+        assert_eq!(names(&p, true), ["s2", "s3"]);
         p.sandboxes[0].state = SandboxState::Ready;
         assert_eq!(names(&p, true), ["s2"]);
     }
@@ -228,7 +237,7 @@ mod tests {
     fn surplus_after_a_death() {
         let p = pod(&[("a", "a3", DEAD, 30), ("b", "b1", DEAD, 25), ("a", "a2", DEAD, 20), ("a", "a1", DEAD, 10)]);
         let id = |text| ContainerId::parse(text).unwrap();
-        assert_eq!(surplus_dead_containers(&p, &id("a3"), Some(1), false), [id("a2"), id("a1")]);
+        assert_eq!(surplus_dead_containers(&p, &id("a3"), Some(1), false), [id("a1"), id("a2")]);
         assert_eq!(surplus_dead_containers(&p, &id("a3"), Some(0), false).len(), 2, "the newest tells why it ended");
         assert!(surplus_dead_containers(&p, &id("a3"), None, false).is_empty());
         assert!(surplus_dead_containers(&p, &id("gone"), Some(1), false).is_empty());
@@ -254,6 +263,11 @@ mod tests {
                 let status = p.containers.iter().find(|c| c.id == gone.id).unwrap();
                 prop_assert!(status.state != RunState::Running);
                 prop_assert_eq!(gone.kill_first, status.state == RunState::Unknown);
+            }
+            let of = |removal: &ContainerRemoval| list.iter().find(|l| l.1 == removal.id.as_str()).copied().unwrap();
+            for (at, later) in found.iter().enumerate() {
+                let (later, before) = (of(later), found[..at].iter().map(of));
+                prop_assert!(before.filter(|one| one.0 == later.0).all(|one| one.3 <= later.3), "{:?}", found);
             }
             let mut unique: Vec<_> = ids(&found);
             unique.sort_unstable();

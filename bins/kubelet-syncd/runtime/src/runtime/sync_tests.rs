@@ -320,14 +320,14 @@ async fn garbage() {
     assert_eq!(
         w.fake.take(),
         [
-            "remove log a 0 a-id",
-            "RemoveContainer a-id",
             // What is not known of its hook and its grace period is read off it.
             "ContainerStatus b-id",
             "event Normal Killing spec.containers{b} Container is in unknown state, try killing it before removal",
             "StopContainer b-id 2",
             "remove log b 0 b-id",
             "RemoveContainer b-id",
+            "remove log a 0 a-id",
+            "RemoveContainer a-id",
         ]
     );
     dead.containers.clear();
