@@ -249,7 +249,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
 
     pub(super) fn in_force(&self) -> Vec<Threshold> {
         let allocatable = self.parts.config.kubelet.enforce_node_allocatable.iter().any(|what| what == "pods");
-        thresholds::in_force(&self.parts.configured, allocatable, self.files.layout().unwrap_or_default())
+        thresholds::in_force(&self.parts.configured, allocatable, self.files.layout())
     }
 
     /// The runtime keeps images and writable layers on two file systems, and the gate that allows it is off (upstream: each pass

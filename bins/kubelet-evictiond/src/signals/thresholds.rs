@@ -27,8 +27,9 @@ impl Layout {
     }
 }
 
-/// All thresholds in force. `allocatable`: the pods' memory as a whole is limited (`enforceNodeAllocatable` has `pods`).
-pub fn in_force(configured: &[Threshold], allocatable: bool, layout: Layout) -> Vec<Threshold> {
+/// All thresholds in force. `allocatable`: the pods' memory as a whole is limited (`enforceNodeAllocatable` has `pods`). While the layout
+/// is not known containerfs has none: those of the file system on which the layers do not lie would be met by the other's figures.
+pub fn in_force(configured: &[Threshold], allocatable: bool, layout: Option<Layout>) -> Vec<Threshold> {
     let is_container_fs =
         |signal: Signal| matches!(signal, Signal::ContainerFsAvailable | Signal::ContainerFsInodesFree);
     let kept = configured.iter().filter(|threshold| !is_container_fs(threshold.signal));
@@ -38,7 +39,7 @@ pub fn in_force(configured: &[Threshold], allocatable: bool, layout: Layout) -> 
         thresholds.extend(hard.map(|t| Threshold { signal: Signal::AllocatableMemoryAvailable, ..*t }));
     }
     let copied = configured.iter().filter_map(|threshold| {
-        let signal = match (layout, threshold.signal) {
+        let signal = match (layout?, threshold.signal) {
             (Layout::Single | Layout::Split, Signal::NodeFsAvailable) => Signal::ContainerFsAvailable,
             (Layout::Single | Layout::Split, Signal::NodeFsInodesFree) => Signal::ContainerFsInodesFree,
             (Layout::ImageFs, Signal::ImageFsAvailable) => Signal::ContainerFsAvailable,
@@ -87,21 +88,23 @@ mod tests {
             threshold(Signal::MemoryAvailable, 2, 60),
         ];
         let of = |layout| {
-            let all = in_force(&configured, true, layout);
+            let all = in_force(&configured, true, Some(layout));
             let containers = all.iter().filter(|t| t.signal.as_str().starts_with("containerfs"));
             containers.map(|t| (t.signal.as_str(), t.limit.absolute(0), t.grace_period.as_secs())).collect::<Vec<_>>()
         };
         assert_eq!(of(Layout::Single), [("containerfs.available", 10, 0)]);
         assert_eq!(of(Layout::Split), [("containerfs.available", 10, 0)]);
         assert_eq!(of(Layout::ImageFs), [("containerfs.available", 20, 0), ("containerfs.inodesFree", 30, 60)]);
+        let unknown = in_force(&configured, true, None);
+        assert!(!unknown.iter().any(|t| t.signal == Signal::ContainerFsAvailable), "{unknown:?}");
         assert_eq!(ignored(&configured), [(Signal::ContainerFsAvailable, "hard")]);
-        let pods: Vec<_> = in_force(&configured, true, Layout::Single)
+        let pods: Vec<_> = in_force(&configured, true, Some(Layout::Single))
             .into_iter()
             .filter(|t| t.signal == Signal::AllocatableMemoryAvailable)
             .collect();
         assert_eq!(pods, [threshold(Signal::AllocatableMemoryAvailable, 1, 0)], "the hard one alone");
         assert!(
-            !in_force(&configured, false, Layout::Single)
+            !in_force(&configured, false, Some(Layout::Single))
                 .iter()
                 .any(|t| t.signal == Signal::AllocatableMemoryAvailable)
         );
