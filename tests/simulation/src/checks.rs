@@ -348,7 +348,7 @@ impl World {
             }
         }
         if before.phase != now.phase {
-            self.check_refusal(name, &now);
+            self.check_refusal(uid, name, &now);
         }
         self.check_turned_away(uid, name, &now);
         if self.pressure.on && now.worker == SYNCING && before.worker != SYNCING {

@@ -51,6 +51,11 @@ impl HookRuns {
         self.runs.get(&(id.to_owned(), kind)).copied()
     }
 
+    /// Whether the container was told to end: its preStop has begun.
+    pub fn is_to_end(&self, id: &str) -> bool {
+        self.run(id, HookKind::PreStop).is_some()
+    }
+
     /// A container starts.
     pub fn starts(&mut self, id: &str, life: u64) {
         self.lives.insert(id.to_owned(), life);

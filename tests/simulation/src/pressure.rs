@@ -230,9 +230,12 @@ impl Pressure {
         self.elsewhere = uses;
     }
 
-    /// From here on the node has enough of everything.
+    /// From here on the node has enough of everything: what containers that have ended left behind takes no room either, which a node
+    /// keeps while a pod that it may not evict runs.
     pub fn relax(&mut self) {
         self.uses.clear();
+        self.layers.clear();
+        self.made_of = 0;
         self.elsewhere = Uses::default();
         let now = kernel::now();
         (self.blind_until, self.late_until) = (self.blind_until.min(now), self.late_until.min(now));

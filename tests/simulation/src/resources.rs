@@ -383,12 +383,18 @@ impl World {
     }
 
     /// What is told of a pod: whether it was refused, and rightly.
-    pub(crate) fn check_refusal(&mut self, name: &str, told: &Told) {
+    pub(crate) fn check_refusal(&mut self, uid: &str, name: &str, told: &Told) {
         if !told.is_refused() {
             return;
         }
         let (reason, message) = (told.reason.clone(), told.message.clone());
         self.tell("kubelet-syncd", format!("refuses {name}: {reason}: {message}"));
+        // It has ended; a later life that takes it in begins it anew.
+        self.past.entry(uid.to_owned()).or_default().ended.clear();
+        if !self.resources.on && (self.pressure.is_off(uid) || self.sizes.is_judged_by_wish(uid)) {
+            self.pressure.refused.insert(uid.to_owned(), self.life);
+            return;
+        }
         if !self.resources.on {
             let text = format!("{name} is refused, and asks for nothing that could be short: {reason}: {message}");
             return self.breaks("refused-rightly", text);

@@ -503,6 +503,7 @@ fn create_container(world: &mut World, request: v1::CreateContainerRequest) -> R
         cpus,
         is_ghost: false,
         is_stopped: false,
+        is_to_stop: false,
         began: kernel::now(),
         probed: Default::default(),
     };
@@ -753,6 +754,9 @@ impl RuntimeService for Model {
     async fn stop_container(&self, request: Request<v1::StopContainerRequest>) -> Answer<v1::StopContainerResponse> {
         let v1::StopContainerRequest { container_id: id, timeout } = request.into_inner();
         let what = format!("StopContainer {id} with {timeout} s");
+        if let Some(container) = self.world.lock().containers.get_mut(&id) {
+            container.is_to_stop = true;
+        }
         let stop = Stop { id, grace: u64::try_from(timeout).unwrap_or(0), machine: self.machine.clone() };
         change(&self.world, &self.machine, Peer::Runtime, what, stop).await.map(Response::new)
     }

@@ -226,6 +226,14 @@ impl PodSizes {
         }
     }
 
+    /// Whether a life of kubelet-syncd that found no grant of the pod, as the disk was full when it was made, goes by what the pod asks
+    /// for by then, which no node of this size has.
+    pub fn is_judged_by_wish(&self, uid: &str) -> bool {
+        let Some(pod) = self.pods.get(uid).filter(|pod| pod.given.is_none()) else { return false };
+        let asked = pod.wishes.last().map_or_else(Size::default, |wish| whole(&pod.shape, wish));
+        asked.cpu > OF_NODE.cpu || asked.memory > OF_NODE.memory
+    }
+
     /// The checkpoint, where it is another one than at the last look.
     fn read(&self) -> Option<Vec<u8>> {
         if self.pods.is_empty() {

@@ -110,9 +110,10 @@ impl World {
         }
     }
 
-    /// Before the driver does something that nothing on the disk would tell of, were kubelet-volnetd to end now.
-    fn check_intent(&mut self, is_intended: bool, what: String) {
-        if !is_intended && self.root_dir.knows_boot() {
+    /// Before the driver does something that nothing on the disk would tell of, were kubelet-volnetd to end now. What is there already
+    /// and certain is asked for once more without an intent: nothing comes of it.
+    fn check_intent(&mut self, is_known: bool, what: String) {
+        if !is_known && self.root_dir.knows_boot() {
             self.breaks(
                 "intent-first",
                 format!("{what}, and the journal has no intent of it that a power cut would leave"),
@@ -122,7 +123,8 @@ impl World {
 
     /// Before the driver stages.
     pub(crate) fn check_stage(&mut self, handle: &str, path: &str) {
-        self.check_intent(RootDir::intends_to_stage(path), format!("{handle} is staged"));
+        let is_there = self.volumes.staged_at.get(path).map(String::as_str) == Some(handle);
+        self.check_intent(is_there || RootDir::intends_to_stage(path), format!("{handle} is staged"));
         if !self.volumes.attached.contains(handle) || !self.volumes.in_use.contains(handle) {
             let text = format!("{handle} is staged, and the Node does not name it as attached and in use");
             self.breaks("attached-first", text);
@@ -135,7 +137,8 @@ impl World {
 
     /// Before the driver publishes.
     pub(crate) fn check_publish(&mut self, handle: &str, staging: &str, target: &str) {
-        self.check_intent(Self::intends(target), format!("{handle} is published"));
+        let is_there = self.volumes.published_at.get(target).map(String::as_str) == Some(handle);
+        self.check_intent(is_there || Self::intends(target), format!("{handle} is published"));
         if self.volumes.staged_at.get(staging).map(String::as_str) != Some(handle) {
             self.breaks("stage-first", format!("{handle} is published, and not staged at {staging:?}"));
         }

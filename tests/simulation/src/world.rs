@@ -73,6 +73,8 @@ pub struct Container {
     pub is_ghost: bool,
     /// kubelet-syncd has had it stopped.
     pub is_stopped: bool,
+    /// It has asked for that.
+    pub is_to_stop: bool,
     /// When it was started, as the simulation counts.
     pub began: Duration,
     /// What its probes came to.
@@ -151,7 +153,8 @@ pub struct Past {
     pub ended: BTreeMap<String, i32>,
     /// Containers of which one was made when nobody waited for it any more. The record made last is then not that of the last start,
     /// and upstream goes by the former: it counts restarts on from it (`kuberuntime_container.go` startContainer) and starts anew where
-    /// it says "created" (`container/helpers.go` ShouldContainerBeRestarted).
+    /// it says "created" (`container/helpers.go` ShouldContainerBeRestarted). And those that had succeeded when the stop for their
+    /// restart arrived.
     pub unsure: BTreeSet<String>,
 }
 
@@ -501,7 +504,8 @@ impl World {
         };
         self.back_off.ends(container);
         self.memory.ends(id, code, &container.reason);
-        let (is_stopped, of_memory) = (container.is_stopped, container.reason == OUT_OF_MEMORY);
+        let (is_stopped, is_to_stop) = (container.is_stopped, container.is_to_stop);
+        let of_memory = container.reason == OUT_OF_MEMORY;
         let (name, uid, sandbox) = (container.name().to_owned(), container.uid().to_owned(), container.sandbox.clone());
         // As with upstream (kuberuntime/helpers.go isInitContainerFailed): of an init container of which a process was killed that is how
         // it has ended itself, whatever its code says.
@@ -515,7 +519,12 @@ impl World {
         }
         // One that is to restart, for its probe has failed, does so whatever it ends with, as with upstream (computePodActions).
         let noted = if counts == 0 && is_stopped { 143 } else { counts };
-        self.past.entry(uid.clone()).or_default().ended.insert(name.clone(), noted);
+        let is_to_stop = is_to_stop || self.hooks.is_to_end(id);
+        let past = self.past.entry(uid.clone()).or_default();
+        past.ended.insert(name.clone(), noted);
+        if noted == 0 && is_to_stop {
+            past.unsure.insert(name.clone());
+        }
         self.log_ends(id);
         self.resources_rest(&uid);
         self.exits.send_replace(());
