@@ -155,11 +155,16 @@ impl SyncLoop {
         // A new life of the same uid.
         self.admission_queue.forget(uid);
         // A pod that ends is not checked; its end is its worker's business.
-        if self.workers.termination_requested(uid) || desired::facts(pod).terminal_phase {
+        let facts = desired::facts(pod);
+        if self.workers.termination_requested(uid) || facts.terminal_phase {
             return self.start_pod_worker(uid, now);
         }
         if self.resume_eviction(uid, pod, now) {
             return;
+        }
+        // One that is being deleted starts nothing, and a refusal would take the place of what was reported of it.
+        if facts.deleted {
+            return self.start_pod_worker(uid, now);
         }
         self.decide_admission(uid, pod, now);
     }
@@ -184,7 +189,7 @@ impl SyncLoop {
             return;
         }
         self.remove_stale_resources(Some(uid));
-        let others = self.active_pods(uid);
+        let others = self.others_at_admission(uid);
         let mut node = self.node_info();
         let given = self.node.container_manager.allocatable_for(pod).into_iter();
         let amount = |n: u64| Quantity::from_i64(i64::try_from(n).unwrap_or(i64::MAX));
@@ -345,6 +350,18 @@ impl SyncLoop {
             other != uid && self.uses_node(other, pod) && !self.admission_queue.victims.contains(other)
         };
         self.desired.iter().filter(|(other, d)| counts(other, &d.pod)).map(|(_, d)| d.pod.clone()).collect()
+    }
+
+    /// Those that count at a pod's admission. One that is being deleted and of which nothing runs gives back what it had: before a
+    /// restart it may have ended, and others may have been admitted since, although nobody could write its last status.
+    fn others_at_admission(&self, uid: &PodUid) -> Vec<Arc<Pod>> {
+        let mut others = self.active_pods(uid);
+        others.retain(|other| {
+            let Some(uid) = PodUid::parse(other.metadata.uid.as_deref().unwrap_or_default()).ok() else { return true };
+            let leaves = desired::facts(other).deleted && self.node.cache.is_certain(&uid);
+            !leaves || self.node.cache.get(&uid).running().next().is_some()
+        });
+        others
     }
 
     /// The desired pod has, or is to have, something of the node.
