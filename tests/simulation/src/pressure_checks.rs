@@ -416,9 +416,11 @@ impl World {
         let by = |condition: usize| {
             let spell = self.pressure.admits_by.get(condition).copied().unwrap_or_default();
             let told = self.pressure.told_since.get(condition).copied().flatten();
-            // What the Node says kubelet-syncd was told, too.
+            // What the Node says kubelet-syncd was told, too, unless it was told since that it is over.
+            let is_over =
+                spell.since.is_none() && spell.last_long.is_some_and(|last| told.is_some_and(|told| told < last));
             let is_known = told.is_some_and(|since| since + KNOWN < came) && self.pressure.is_quiet_for(KNOWN);
-            is_known || spell.since.is_some_and(|since| since < came)
+            (is_known && !is_over) || spell.since.is_some_and(|since| since < came)
         };
         let is_pressed = by(1) || by(2) || (by(0) && asks.is_best_effort());
         if is_pressed {

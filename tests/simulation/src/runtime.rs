@@ -754,9 +754,7 @@ impl RuntimeService for Model {
     async fn stop_container(&self, request: Request<v1::StopContainerRequest>) -> Answer<v1::StopContainerResponse> {
         let v1::StopContainerRequest { container_id: id, timeout } = request.into_inner();
         let what = format!("StopContainer {id} with {timeout} s");
-        if let Some(container) = self.world.lock().containers.get_mut(&id) {
-            container.is_to_stop = true;
-        }
+        self.world.lock().is_asked_to_stop(&id);
         let stop = Stop { id, grace: u64::try_from(timeout).unwrap_or(0), machine: self.machine.clone() };
         change(&self.world, &self.machine, Peer::Runtime, what, stop).await.map(Response::new)
     }

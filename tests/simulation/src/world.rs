@@ -532,6 +532,16 @@ impl World {
         true
     }
 
+    /// A stop of the container arrives. One that has ended before kubelet-syncd knew restarts as if it had been stopped.
+    pub fn is_asked_to_stop(&mut self, id: &str) {
+        let Some(container) = self.containers.get_mut(id) else { return };
+        container.is_to_stop = true;
+        if container.state == State::Exited {
+            let (uid, name) = (container.uid().to_owned(), container.name().to_owned());
+            self.past.entry(uid).or_default().unsure.insert(name);
+        }
+    }
+
     /// The pod's name and version, for people.
     pub fn short(&self, uid: &str) -> String {
         let sandbox = self.sandboxes_of(uid).next();
