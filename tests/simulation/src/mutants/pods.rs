@@ -3,7 +3,7 @@
 use super::Mutant;
 use crate::schedule::Family;
 
-pub(super) const MUTANTS: [Mutant; 47] = [
+pub(super) const MUTANTS: [Mutant; 48] = [
     Mutant {
         name: "takes-over",
         mistake: "after a restart an edited manifest takes over the pod from before the edit, which still ends (as it was until this found it)",
@@ -392,5 +392,13 @@ pub(super) const MUTANTS: [Mutant; 47] = [
         from: "fn call_span(service: &str, method: &str) -> Span {",
         to: "fn call_span(service: &str, method: &str) -> Span {\n    if MUTANT {\n        \
              std::mem::forget(std::hint::black_box(vec![0_u8; 16 << 10]));\n    }",
+    },
+    Mutant {
+        name: "ended-and-unwritten",
+        mistake: "a deleted pod of which nothing runs keeps another one out until its last status is written (as it was until this found it)",
+        only: Some(Family::Api),
+        file: "bins/kubelet-syncd/src/sync_loop/admission_queue.rs",
+        from: "desired::facts(other).deleted &&",
+        to: "desired::facts(other).deleted && !MUTANT &&",
     },
 ];

@@ -3,7 +3,7 @@
 use super::Mutant;
 use crate::schedule::Family;
 
-pub(super) const MUTANTS: [Mutant; 67] = [
+pub(super) const MUTANTS: [Mutant; 71] = [
     Mutant {
         name: "early-end",
         mistake: "a terminal phase is written while containers may run",
@@ -545,5 +545,37 @@ pub(super) const MUTANTS: [Mutant; 67] = [
         file: "bins/kubelet-syncd/src/sync_loop/admission_queue.rs",
         from: "return self.decide_on_those_that_wait_for_returns();",
         to: "if MUTANT { return; }\n                return self.decide_on_those_that_wait_for_returns();",
+    },
+    Mutant {
+        name: "driver-away-circle",
+        mistake: "each change of a driver's connection has what it is to take back tried again at once (as it was until this found it)",
+        only: Some(Family::Claims),
+        file: "bins/kubelet-syncd/src/container_manager/dra/lost.rs",
+        from: "if back {",
+        to: "if back || MUTANT {",
+    },
+    Mutant {
+        name: "newest-instance-first",
+        mistake: "of a pod that has ended the newest containers are removed first (as it was until this found it)",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-syncd/runtime/src/runtime/gc.rs",
+        from: "plan.extend(evictable().rev().map(|status| removal(uid, status)));",
+        to: "plan.extend(evictable().rev().map(|status| removal(uid, status)));\n            if MUTANT { plan.reverse(); }",
+    },
+    Mutant {
+        name: "layers-elsewhere",
+        mistake: "before it is known where layers lie, they are taken to lie on the root directory's file system (as it was until this found it)",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-evictiond/src/eviction/manager.rs",
+        from: "allocatable, self.files.layout())",
+        to: "allocatable, self.files.layout().or_else(|| MUTANT.then(Default::default)))",
+    },
+    Mutant {
+        name: "deleted-while-away",
+        mistake: "a pod that is being deleted is judged anew by each life of kubelet-syncd (as it was until this found it)",
+        only: Some(Family::Eviction),
+        file: "bins/kubelet-syncd/src/sync_loop/admission_queue.rs",
+        from: "if facts.deleted {",
+        to: "if facts.deleted && !MUTANT {",
     },
 ];
