@@ -1,6 +1,6 @@
 //! A real registry with a password, for tests of image pulls.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
@@ -118,18 +118,8 @@ impl Drop for Registry {
 }
 
 fn install() -> Result<()> {
-    if std::path::Path::new(PROGRAM).exists() {
+    if Path::new(PROGRAM).exists() {
         return Ok(());
     }
-    for arguments in [&["update", "-qq"][..], &["install", "-y", "-qq", "--no-install-recommends", "docker-registry"]] {
-        // Another test may be installing something.
-        let output = Command::new("apt-get")
-            .args(["-o", "DPkg::Lock::Timeout=300"])
-            .args(arguments)
-            .env("DEBIAN_FRONTEND", "noninteractive")
-            .env("RUNLEVEL", "1")
-            .output()?;
-        ensure!(output.status.success(), "apt-get: {}", String::from_utf8_lossy(&output.stderr));
-    }
-    Ok(())
+    bulkhead_testkit::machine::install(&["docker-registry"], &|_| {})
 }

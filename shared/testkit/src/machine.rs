@@ -4,6 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
+use nix::fcntl::FlockArg;
+
+use crate::lab;
 
 /// Debian package and a file that proves it is there; any one of the files will do.
 const NEEDED: &[(&str, &[&str])] = &[
@@ -141,6 +144,8 @@ pub fn install(packages: &[&str], say: &dyn Fn(&str)) -> Result<()> {
         bail!("this machine lacks {wanted} and is no Debian: please install them with its own package manager");
     }
     say(&format!("installing {wanted}"));
+    // apt waits for whoever installs, and not for whoever reads package lists, as another test may do.
+    let _alone = lab::lock("apt", FlockArg::LockExclusive)?;
     // The package lists of a fresh image are empty or old; an update costs seconds and only happens when something is missing.
     apt(&["update", "-qq"])?;
     apt(&[&["install", "-y", "-qq", "--no-install-recommends"], packages].concat())
