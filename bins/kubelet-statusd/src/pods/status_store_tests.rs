@@ -354,6 +354,16 @@ fn a_change_that_can_wait_goes_with_the_next() {
     assert!(desk.now - began >= MINOR && desk.now - began < MINOR * 2);
     desk.end(&job, Outcome::Object(ApiCopy { status: with("False", "Running").into(), ..copy("a", 7, "") }));
     desk.quiet();
+    // Of a pod that is being deleted it is to go with what tells of the end.
+    let deleted = ApiObject { deleting: true, status_json: with("False", "Running"), ..object("a", 8, "") };
+    let tell = |status: Vec<u8>| PodState { status_json: status, ..pod("a", "", deleted.clone()) };
+    let began = desk.now;
+    desk.tell(tell(with("True", "Running")));
+    let job = desk.job();
+    assert!(desk.now - began >= MINOR_DELETING && desk.now - began < MINOR_DELETING + MINOR);
+    let copy = ApiCopy { status: with("True", "Running").into(), deleting: true, ..copy("a", 9, "") };
+    desk.end(&job, Outcome::Object(copy));
+    desk.quiet();
 }
 
 #[test]
