@@ -60,6 +60,8 @@ struct Inner {
     anew: HashMap<PodUid, HashSet<Box<str>>>,
     /// Pods that we are changing ourselves right now, and since when.
     busy: HashMap<PodUid, Instant>,
+    /// Those of which that has changed since PLEG asked.
+    busy_changed: HashSet<PodUid>,
     /// What we have made for pods and no look has shown yet.
     made: HashMap<PodUid, Made>,
     closed: bool,
@@ -188,6 +190,7 @@ impl Drop for Busy {
             // Somebody else's that came later stays.
             if inner.busy.get(&self.uid) == Some(&self.since) {
                 inner.busy.remove(&self.uid);
+                inner.busy_changed.insert(self.uid.clone());
             }
         }
         self.cache.wake.notify_one();
@@ -281,7 +284,11 @@ impl PodCache {
     /// One at a time for each pod: its worker, or what tidies up after it. The one that came last counts.
     pub(super) fn busy(self: &Arc<Self>, uid: &PodUid) -> Busy {
         let since = Instant::now();
-        self.inner().busy.insert(uid.clone(), since);
+        {
+            let mut inner = self.inner();
+            inner.busy.insert(uid.clone(), since);
+            inner.busy_changed.insert(uid.clone());
+        }
         Busy { cache: self.clone(), uid: uid.clone(), since }
     }
 
@@ -357,9 +364,16 @@ impl PodCache {
         }
     }
 
-    /// Pods whose events can wait, with the moment from which they cannot any more.
-    pub(super) fn busy_pods(&self, longest: std::time::Duration) -> HashMap<PodUid, Instant> {
-        self.inner().busy.iter().map(|(uid, since)| (uid.clone(), *since + longest)).collect()
+    /// Pods whose events can wait, with the moment from which they cannot any more, and those whose events can wait no more: what has
+    /// changed since the last call.
+    pub(super) fn take_busy(&self, longest: std::time::Duration) -> Vec<(PodUid, Option<Instant>)> {
+        let mut inner = self.inner();
+        let changed = std::mem::take(&mut inner.busy_changed);
+        let of = |uid: PodUid| {
+            let until = inner.busy.get(&uid).map(|since| *since + longest);
+            (uid, until)
+        };
+        changed.into_iter().map(of).collect()
     }
 
     /// What was asked for since the last call. The flag: tell the worker in any case.
@@ -510,6 +524,23 @@ mod tests {
 
     fn failure() -> CriError {
         CriError { code: bulkhead_cri::Code::Unavailable, method: "list_containers", message: "gone".into() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_busy_is_told_once_and_the_last_one_counts() {
+        let (cache, u, began) = (Arc::new(PodCache::default()), uid("u"), Instant::now());
+        let take = || cache.take_busy(Duration::from_secs(2));
+        let first = cache.busy(&u);
+        assert_eq!(take(), [(u.clone(), Some(began + Duration::from_secs(2)))]);
+        assert_eq!(take(), []);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let second = cache.busy(&u);
+        drop(first);
+        assert_eq!(take(), [(u.clone(), Some(began + Duration::from_secs(3)))]);
+        drop(second);
+        assert_eq!(take(), [(u.clone(), None)]);
+        drop(cache.busy(&u));
+        assert_eq!(take(), [(u, None)], "what was and is no more takes back what was told");
     }
 
     async fn waits(cache: &Arc<PodCache>, uid: &PodUid, at: Instant) -> tokio::task::JoinHandle<Answer> {

@@ -200,7 +200,7 @@ impl PlegTask {
 
     fn start_what_is_due(&mut self) {
         let now = Instant::now();
-        self.tracker.set_busy(self.shared.cache.busy_pods(BUSY_MAX), now);
+        self.tracker.busy(self.shared.cache.take_busy(BUSY_MAX), now);
         if self.initial_until.is_some_and(|until| until <= now) {
             warn!(pods = ?self.initial, "not inspected in time at the start: going on without them");
             self.initial = Some(HashSet::new());

@@ -104,20 +104,27 @@ pub(super) struct Tracker {
 }
 
 impl Tracker {
-    /// Which pods their workers are changing now. Ids without a pod are probably of these, so they wait too.
-    pub(super) fn set_busy(&mut self, busy: HashMap<PodUid, Instant>, now: Instant) {
-        if !self.busy.is_empty() && busy.is_empty() {
+    /// Pods that their workers have begun to change, with how long that is a reason to wait, and pods that they do not change any more.
+    /// Ids without a pod are probably of the former, so they wait too.
+    pub(super) fn busy(&mut self, changes: Vec<(PodUid, Option<Instant>)>, now: Instant) {
+        let was_any = !self.busy.is_empty();
+        for (uid, until) in changes {
+            match until {
+                Some(until) => self.busy.insert(uid, until),
+                None => self.busy.remove(&uid),
+            };
+        }
+        if was_any && self.busy.is_empty() {
             for entry in self.unresolved.values_mut().filter(|entry| entry.due.is_some()) {
                 entry.due = Some(now + LOOKUP_SETTLES);
                 entry.until = now + EXPECT_FOR;
             }
         }
-        self.busy = busy;
     }
 
-    /// When a lookup may be made: not while somebody starts something, for a bounded time.
+    /// When a lookup may be made, if there is one to make: not while somebody starts something, for a bounded time.
     fn lookups_from(&self) -> Option<Instant> {
-        self.busy.values().min().copied()
+        if self.unresolved.is_empty() { None } else { self.busy.values().min().copied() }
     }
 
     /// An event of a container or sandbox whose pod is known; `settled`: the CRI told it, so its answers agree already.
@@ -418,8 +425,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_pod_that_its_worker_changes_is_looked_at_afterwards_or_after_a_while() {
         let (mut tracker, u, now) = running();
-        let busy = |until| HashMap::from([(uid("u"), until)]);
-        tracker.set_busy(busy(now + BUSY_MAX), now);
+        let busy = |until| vec![(uid("u"), until)];
+        tracker.busy(busy(Some(now + BUSY_MAX)), now);
         tracker.event(&u, "d", Event::Started, false, now);
         tracker.unresolved_event("new", Event::Started, now);
         let soon = now + DEBOUNCE;
@@ -428,10 +435,10 @@ mod tests {
         assert_eq!(tracker.take_due(now + BUSY_MAX, 8).len(), 1, "a hung start hides nothing for long");
 
         let (mut tracker, u, now) = running();
-        tracker.set_busy(busy(now + BUSY_MAX), now);
+        tracker.busy(busy(Some(now + BUSY_MAX)), now);
         tracker.event(&u, "d", Event::Started, false, now);
         tracker.unresolved_event("new", Event::Started, now);
-        tracker.set_busy(HashMap::new(), soon);
+        tracker.busy(busy(None), soon);
         assert_eq!(tracker.take_due(soon, 8).len(), 1, "at once when the worker is done");
         let seen = both(&[("c", PlegState::Running), ("d", PlegState::Running), ("new", PlegState::Running)]);
         tracker.inspected(&u, soon, seen, soon);
@@ -655,7 +662,7 @@ mod tests {
         tracker.request(&one, false, now + DEBOUNCE * 9);
         assert_eq!(tracker.due.by_time().count(), 2);
         // The earliest that is free to be looked at, although another's time comes first.
-        tracker.set_busy(HashMap::from([(one.clone(), now + BUSY_MAX)]), now);
+        tracker.busy(vec![(one.clone(), Some(now + BUSY_MAX))], now);
         assert_eq!(tracker.next_due(16), Some(now + DEBOUNCE));
         let orders = tracker.take_due(now + DEBOUNCE, 16);
         assert_eq!(orders.iter().map(|order| &order.uid).collect::<Vec<_>>(), [&other]);
