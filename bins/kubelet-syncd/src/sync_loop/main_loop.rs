@@ -37,8 +37,8 @@ use kubelet_runtime::status::pod_status::seconds_to_deadline;
 
 /// Changes of the pod set are gathered for so long before the QoS cgroups follow.
 const QOS_DEBOUNCE: Duration = Duration::from_millis(200);
-/// Between two counts of all pods for the gauges: a burst of events does not count each time.
-const COUNT_PAUSE: Duration = Duration::from_millis(250);
+/// Between two counts of all pods for the gauges: a burst of events does not count each time, and nobody scrapes more often.
+const COUNT_PAUSE: Duration = Duration::from_secs(1);
 /// The loop turns at least this often, so that its age says something.
 const HEARTBEAT: Duration = Duration::from_secs(20);
 
@@ -616,11 +616,11 @@ impl SyncLoop {
     }
 
     /// Something that the gauges of pods show has changed: at once where they were not counted a moment ago.
-    fn count_soon(&mut self) {
+    pub(super) fn count_soon(&mut self) {
         self.count_at.get_or_insert(self.counted + COUNT_PAUSE);
     }
 
-    pub(super) fn count(&self) {
+    fn count(&self) {
         let metrics = &self.node.metrics;
         let [deferred, infeasible, under_way] = self.node.allocations.snapshot();
         metrics.pending_resizes.with_label_values(&["deferred"]).set(deferred as f64);

@@ -48,6 +48,10 @@ const GC_AGAIN: Duration = Duration::from_secs(10);
 /// A pass looks at all pods. After one so many times as long is left to everything else, however many pods end meanwhile; and no longer
 /// than until the next pass of a busy node, because a pass in which the process was stopped says nothing of how long one takes.
 const REST: u32 = 20;
+/// Pods that end together are one pass.
+const REST_MIN: Duration = Duration::from_millis(50);
+/// Between two prunes, each of which reads the folders, cgroups and logs of all pods: nobody waits for what is left of a pod that is gone.
+const PRUNE_PAUSE: Duration = Duration::from_secs(2);
 
 /// When the next passes are due, and what they have to do.
 #[derive(Debug)]
@@ -58,6 +62,8 @@ pub(super) struct Housekeeping {
     gc_at: Instant,
     /// What belongs to pods that are gone is to be removed from the disk: at the start, and when an orphan was seen.
     prune: bool,
+    /// No prune begins before.
+    prune_from: Instant,
     /// The last removal could not remove everything.
     prune_again: Arc<AtomicBool>,
     /// A pod has ended or was removed: garbage collection looks for log directories of pods that are gone.
@@ -79,6 +85,7 @@ impl Housekeeping {
             rests_until: now,
             gc_at: now + GC_PERIOD,
             prune: true,
+            prune_from: now,
             prune_again: Arc::default(),
             logs: true,
             links: true,
@@ -97,7 +104,7 @@ impl Housekeeping {
     fn rest(&mut self, began: Instant) {
         let ended = Instant::now();
         let rest = ended.saturating_duration_since(began).saturating_mul(REST);
-        self.rests_until = ended + rest.min(HOUSEKEEPING_BUSY);
+        self.rests_until = ended + rest.clamp(REST_MIN, HOUSEKEEPING_BUSY);
     }
 
     /// A pod that is gone may have left folders, mounts and cgroups.
@@ -128,6 +135,20 @@ impl Housekeeping {
     /// What the runtime has of the pod may be a former life's, which is being removed: a pod of the same uid that has come back.
     pub(super) fn is_collected(&self, uid: &PodUid) -> bool {
         self.collected.contains(uid)
+    }
+
+    /// There is something to prune, and the last prune was a while ago. Where it was not, a pass follows when it is.
+    fn may_prune(&mut self, now: Instant) -> bool {
+        if self.prune && self.prune_from > now {
+            self.at = self.at.min(self.prune_from);
+        }
+        self.prune && self.prune_from <= now
+    }
+
+    /// A prune begins. `again`: it spares something.
+    fn prunes(&mut self, again: bool, now: Instant) {
+        self.prune = again;
+        self.prune_from = now + PRUNE_PAUSE;
     }
 
     /// A pass now, or as soon as the one before has rested.
@@ -274,12 +295,12 @@ impl SyncLoop {
             });
         }
         self.housekeeping.prune |= self.housekeeping.prune_again.swap(false, Ordering::Relaxed);
-        if self.housekeeping.prune {
+        if self.housekeeping.may_prune(now) {
             self.start_prune(plan.known, &known, now);
         }
         self.forget_what_is_gone(&runtime, &desired);
         self.give_claims_back(&runtime);
-        self.count();
+        self.count_soon();
     }
 
     /// What pods have of drivers that are not there any more, or have ended, is given back.
@@ -328,7 +349,7 @@ impl SyncLoop {
             return;
         }
         // An orphan that is still ending keeps its things; another pass follows when it has ended.
-        self.housekeeping.prune = known.values().any(|k| k.orphan);
+        self.housekeeping.prunes(known.values().any(|k| k.orphan), now);
         node.volume_manager.retain(|uid| keep.contains(uid));
         node.prune_gate.begin(keep.clone());
         let again = self.housekeeping.prune_again.clone();
@@ -406,6 +427,26 @@ impl SyncLoop {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn pods_that_end_together_are_one_pass_and_few_prunes() {
+        let now = Instant::now();
+        let mut housekeeping = Housekeeping::new(now);
+        housekeeping.run_at_once();
+        assert_eq!(housekeeping.next(), now, "the first at once");
+        housekeeping.rest(now);
+        housekeeping.run_at_once();
+        assert_eq!(housekeeping.next(), now + REST_MIN);
+
+        assert!(housekeeping.may_prune(now), "what an earlier life has left");
+        housekeeping.prunes(false, now);
+        assert!(!housekeeping.may_prune(now + PRUNE_PAUSE * 2), "nothing is due");
+        housekeeping.look_for_leftovers();
+        housekeeping.at = now + HOUSEKEEPING_IDLE;
+        assert!(!housekeeping.may_prune(now + REST_MIN));
+        assert_eq!(housekeeping.next(), now + PRUNE_PAUSE, "and a pass comes for it");
+        assert!(housekeeping.may_prune(now + PRUNE_PAUSE));
+    }
 
     #[test]
     fn one_event_for_all_that_failed() {
