@@ -98,6 +98,14 @@ impl Lab {
         Ok(cluster)
     }
 
+    /// As [`Lab::cluster`], for whoever measures: a real control plane as it is by default ([`Storage::Stock`]).
+    ///
+    /// # Errors
+    /// A server did not start.
+    pub fn stock_cluster(&self) -> Result<Cluster> {
+        if programs_for_pods().is_some() { self.cluster_on(Storage::Stock) } else { self.cluster() }
+    }
+
     /// A real control plane on this storage; [`Storage::is_there`] says whether there is one.
     ///
     /// # Errors
@@ -418,7 +426,7 @@ impl Cluster {
     /// All versions of an object that there were, oldest first; the last of a deleted one is what watchers saw.
     ///
     /// # Errors
-    /// The storage of a real control plane does not tell.
+    /// The storage of a real control plane does not tell, or is a stock one's ([`Storage::Stock`]).
     pub fn history(&self, kind: &str, namespace: &str, name: &str) -> Result<Vec<Value>> {
         let resource = named(kind);
         let namespace = if resource.namespaced { namespace } else { "" };
@@ -444,11 +452,11 @@ impl Cluster {
     /// The log of requests: the stand-in's own, or the audit log of a real server.
     ///
     /// # Errors
-    /// The audit log cannot be read.
+    /// The audit log cannot be read, or a stock control plane ([`Storage::Stock`]) keeps none.
     pub fn log(&self) -> Result<&RequestLog> {
         let log = match &self.inner.backend {
             Backend::StandIn(server) => server.log(),
-            Backend::Real(plane) => plane.log(),
+            Backend::Real(plane) => plane.log()?,
         };
         log.read_on()?;
         Ok(log)

@@ -79,7 +79,7 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
     let lab = Lab::start_alone()?;
     let program = std::env::current_exe()?.with_file_name("agnhost");
     agnhost::import(&lab, &program)?;
-    let cluster = lab.cluster()?;
+    let cluster = lab.stock_cluster()?;
     let node = lab
         .node(NODE)
         .joins(&cluster)?

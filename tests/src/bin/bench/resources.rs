@@ -70,7 +70,7 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
 /// Devices of CDI need containerd 2.
 fn one(plan: &Plan, managed: bool, into: &mut Of) -> Result<()> {
     let lab = measure::lab(Release::V2_1)?;
-    let cluster = lab.cluster()?;
+    let cluster = lab.stock_cluster()?;
     let node = configured(measure::member(&lab, NODE, &cluster)?, managed).start()?;
     cluster.wait_for("nodes", "", NODE, "the node is ready", |node| condition(node, "Ready"))?;
     let names: Vec<String> = (0..plan.pods).map(|index| format!("pod-{index}")).collect();

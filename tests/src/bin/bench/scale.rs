@@ -78,7 +78,7 @@ fn progress(text: &str) {
 pub fn run(plan: &Plan) -> Result<Measurements> {
     let most = plan.pods.iter().copied().max().context("no number of pods")?;
     let lab = measure::lab(Release::from_environment()?)?;
-    let cluster = lab.cluster()?;
+    let cluster = lab.stock_cluster()?;
     let node = measure::member(&lab, NODE, &cluster)?.config("maxPods", json!(most)).start()?;
     cluster.wait_for("nodes", "", NODE, "the node is ready", |node| condition(node, "Ready"))?;
     let admin = Credential::Certificate(cluster.client_certificate("bench", MASTERS, HOUR)?);

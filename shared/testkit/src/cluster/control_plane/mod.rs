@@ -38,6 +38,7 @@ use bulkhead_apiserver::authority::Authority;
 use bulkhead_apiserver::request_log::RequestLog;
 use bulkhead_apiserver::resources::{Resource, of_object};
 
+const AUDIT_LOG: &str = "audit.log";
 const KEEPER: &str = include_str!("keeper.sh");
 /// More than tests run beside each other.
 const INSTANCES: u8 = 32;
@@ -73,12 +74,15 @@ pub enum Storage {
     WithoutWatchProgress,
     /// As the first, and the API server serves trust bundles and requests for certificates of pods, which are off by default.
     WithPodCertificates,
+    /// As the first, and the API server does what it does by default and no more, for whoever measures: objects lie in protobuf, nothing
+    /// is audited. So neither an object's history nor a log of requests is to be had.
+    Stock,
 }
 
 impl Storage {
     const fn program(self) -> &'static str {
         match self {
-            Self::Etcd | Self::WithPodCertificates => "etcd",
+            Self::Etcd | Self::WithPodCertificates | Self::Stock => "etcd",
             Self::WithoutWatchProgress => "etcd-old",
         }
     }
@@ -87,7 +91,8 @@ impl Storage {
     const fn kind(self) -> &'static str {
         match self {
             Self::WithPodCertificates => "certificates",
-            _ => self.program(),
+            Self::Stock => "stock",
+            Self::Etcd | Self::WithoutWatchProgress => self.program(),
         }
     }
 
@@ -183,7 +188,7 @@ impl ControlPlane {
             Some(instance) => instance,
             None => Instance::claim(programs)?,
         };
-        let log = RequestLog::of_audit_log(&instance.file("audit.log"))?;
+        let log = RequestLog::of_audit_log(&instance.file(AUDIT_LOG))?;
         let address = SocketAddr::new(address, instance.port);
         Ok(Self { instance: Some(instance), address, began: 0, log })
     }
@@ -231,15 +236,23 @@ impl ControlPlane {
         &self.instance().authority
     }
 
-    pub(super) fn log(&self) -> &RequestLog {
-        &self.log
+    /// # Errors
+    /// The control plane is a stock one.
+    pub(super) fn log(&self) -> Result<&RequestLog> {
+        ensure!(!self.is_stock(), "a stock control plane keeps no log of requests");
+        Ok(&self.log)
+    }
+
+    fn is_stock(&self) -> bool {
+        self.instance().programs.storage == Storage::Stock
     }
 
     /// All versions of an object since this test began, oldest first; a deleted one comes once more, as watchers see it.
     ///
     /// # Errors
-    /// etcd does not tell.
+    /// etcd does not tell, or the control plane is a stock one.
     pub(super) fn history(&self, resource: &Resource, namespace: &str, name: &str) -> Result<Vec<Value>> {
+        ensure!(!self.is_stock(), "a stock control plane stores no objects that can be read");
         let mut versions = Vec::new();
         for change in self.instance().etcd.changes_after(self.began)? {
             if !change.key.ends_with(&format!("/{name}")) {
@@ -501,8 +514,7 @@ fn start(programs: &Programs, folder: &Path) -> Result<(u16, Etcd, Authority)> {
     let (account, account_key) = (file("sa.crt", &account.certificate)?, file("sa.key", &account.key)?);
     let kubelet = authority.client("kube-apiserver-kubelet-client", "system:masters", super::YEAR)?;
     let kubelet = (file("kubelet-client.crt", &kubelet.certificate)?, file("kubelet-client.key", &kubelet.key)?);
-    let policy = file("audit-policy.json", &audit_policy().to_string())?;
-    let audit = file("audit.log", "")?;
+    let record = what_tests_read(programs.storage, &file)?;
 
     let etcd_address = SocketAddr::new(super::LOCAL, free_port(super::LOCAL)?);
     let (client_url, peer_url) =
@@ -517,14 +529,12 @@ fn start(programs: &Programs, folder: &Path) -> Result<(u16, Etcd, Authority)> {
         format!("--initial-advertise-peer-urls={peer_url}"),
         format!("--initial-cluster=default={peer_url}"),
     ];
-    file("etcd.sh", &script(&programs.folder.join(programs.storage.program()), &run.join("etcd.log"), &etcd))?;
+    let storage = programs.storage;
+    file("etcd.sh", &script(storage, &programs.folder.join(storage.program()), &run.join("etcd.log"), &etcd))?;
     let port = free_port(Ipv4Addr::UNSPECIFIED.into())?;
     let apiserver = [
         format!("--cert-dir={}", run.join("kube-apiserver.data").display()),
         format!("--etcd-servers={client_url}"),
-        // Tests ask for every version of an object ([`ControlPlane::history`]), and read them as they are stored.
-        "--etcd-compaction-interval=0".to_owned(),
-        "--storage-media-type=application/json".to_owned(),
         "--bind-address=0.0.0.0".to_owned(),
         format!("--advertise-address={ADVERTISED}"),
         format!("--secure-port={port}"),
@@ -543,15 +553,11 @@ fn start(programs: &Programs, folder: &Path) -> Result<(u16, Etcd, Authority)> {
         "--enable-bootstrap-token-auth".to_owned(),
         "--enable-admission-plugins=NodeRestriction".to_owned(),
         "--allow-privileged=true".to_owned(),
-        format!("--audit-policy-file={policy}"),
-        format!("--audit-log-path={audit}"),
-        // One file, which each test begins anew.
-        "--audit-log-maxsize=100000".to_owned(),
     ];
-    let apiserver: Vec<String> = apiserver.into_iter().chain(programs.storage.flags()).collect();
+    let apiserver: Vec<String> = apiserver.into_iter().chain(record).chain(programs.storage.flags()).collect();
     file(
         "kube-apiserver.sh",
-        &script(&programs.folder.join("kube-apiserver"), &run.join("kube-apiserver.log"), &apiserver),
+        &script(storage, &programs.folder.join("kube-apiserver"), &run.join("kube-apiserver.log"), &apiserver),
     )?;
     file(
         STATE,
@@ -572,6 +578,24 @@ fn start(programs: &Programs, folder: &Path) -> Result<(u16, Etcd, Authority)> {
     Ok((port, Etcd(etcd_address), authority))
 }
 
+/// What the API server is told to keep of objects and requests so that tests can read it. `file` writes one of the instance's files.
+fn what_tests_read(storage: Storage, file: &impl Fn(&str, &str) -> Result<String>) -> Result<Vec<String>> {
+    let audit = file(AUDIT_LOG, "")?;
+    if storage == Storage::Stock {
+        return Ok(Vec::new());
+    }
+    let policy = file("audit-policy.json", &audit_policy().to_string())?;
+    Ok(vec![
+        // Every version of an object ([`ControlPlane::history`]), which is read as it is stored.
+        "--etcd-compaction-interval=0".to_owned(),
+        "--storage-media-type=application/json".to_owned(),
+        format!("--audit-policy-file={policy}"),
+        format!("--audit-log-path={audit}"),
+        // One file, which each test begins anew.
+        "--audit-log-maxsize=100000".to_owned(),
+    ])
+}
+
 /// Everything that others than the cluster's own processes ask, with what they send, when it comes and when it is answered.
 fn audit_policy() -> Value {
     let own = ["system:apiserver", "system:kube-controller-manager", "system:kube-scheduler"];
@@ -588,12 +612,13 @@ fn audit_policy() -> Value {
     })
 }
 
-fn script(program: &Path, log: &Path, arguments: &[String]) -> String {
+fn script(storage: Storage, program: &Path, log: &Path, arguments: &[String]) -> String {
     let quoted = |text: &str| format!("'{}'", text.replace('\'', r"'\''"));
     let arguments: Vec<String> = arguments.iter().map(|one| quoted(one)).collect();
     let (program, log) = (quoted(&program.display().to_string()), quoted(&log.display().to_string()));
     // Memory is there; what is collected less often leaves the processors to the tests.
-    format!("export GOGC=400\nexec {program} {} >>{log} 2>&1 </dev/null\n", arguments.join(" "))
+    let collection = if storage == Storage::Stock { "" } else { "export GOGC=400\n" };
+    format!("{collection}exec {program} {} >>{log} 2>&1 </dev/null\n", arguments.join(" "))
 }
 
 fn free_port(address: IpAddr) -> Result<u16> {
@@ -634,7 +659,9 @@ mod tests {
 
     #[test]
     fn scripts_keep_any_argument() {
-        let text = script(Path::new("/p"), Path::new("/l"), &["--a=it's".to_owned()]);
-        assert_eq!(text, "export GOGC=400\nexec '/p' '--a=it'\\''s' >>'/l' 2>&1 </dev/null\n");
+        let text = |storage| script(storage, Path::new("/p"), Path::new("/l"), &["--a=it's".to_owned()]);
+        let run = "exec '/p' '--a=it'\\''s' >>'/l' 2>&1 </dev/null\n";
+        assert_eq!(text(Storage::Stock), run);
+        assert_eq!(text(Storage::Etcd), format!("export GOGC=400\n{run}"));
     }
 }

@@ -143,7 +143,7 @@ struct Bench<'a> {
 pub fn run(plan: &Plan) -> Result<Measurements> {
     more_files()?;
     let lab = measure::lab(Release::from_environment()?)?;
-    let cluster = lab.cluster()?;
+    let cluster = lab.stock_cluster()?;
     let node = measure::member(&lab, NODE, &cluster)?.config("maxPods", json!(plan.pods + SPARE)).start()?;
     cluster.wait_for("nodes", "", NODE, "the node is ready", |node| condition(node, "Ready"))?;
     let admin = Credential::Certificate(cluster.client_certificate("bench", MASTERS, HOUR)?);

@@ -114,7 +114,7 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
     }
     progress("runtimes, an API server, the node");
     let lab = measure::lab(bulkhead_testkit::Release::from_environment()?)?;
-    let cluster = lab.cluster()?;
+    let cluster = lab.stock_cluster()?;
     let node = Agent::node(&lab, &cluster)?;
     // Twice, so that what only the start needed has been given back.
     std::thread::sleep(SETTLE * 2);

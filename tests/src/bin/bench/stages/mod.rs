@@ -59,7 +59,7 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
     let lab = measure::lab(Release::from_environment()?)?;
     let collector = Collector::of(NODE);
     let (endpoint, serving) = collector.serve(lab.netns().gateway())?;
-    let cluster = lab.cluster()?;
+    let cluster = lab.stock_cluster()?;
     let tracing = json!({"endpoint": endpoint, "samplingRatePerMillion": 1_000_000});
     let node = measure::member(&lab, NODE, &cluster)?.config("tracing", tracing).start()?;
     cluster.wait_for("nodes", "", NODE, "the node is ready", |node| condition(node, "Ready"))?;

@@ -113,7 +113,7 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
     std::fs::create_dir(&plain)?;
 
     progress("an API server, a node, a driver");
-    let cluster = lab.cluster()?;
+    let cluster = lab.stock_cluster()?;
     let node = measure::member(&lab, NODE, &cluster)?.start()?;
     cluster.wait_for("nodes", "", NODE, "the node is ready", |node| condition(node, "Ready"))?;
     maps(&cluster)?;
