@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, bail};
 use bulkhead_testkit::build;
 
-/// About two minutes of two processors.
-const SEEDS: u64 = 80;
+/// About 80 s of two processors.
+const SEEDS: u64 = 50;
 /// The first seed of a tree that git does not know.
 const UNKNOWN: u64 = 1;
 
