@@ -56,10 +56,6 @@ impl Detector {
             return None;
         }
         let text = record.text;
-        if text.contains(" invoked oom-killer: ") {
-            self.begun = Some(Begun::default());
-            return None;
-        }
         if let Some(summary) = summary(text) {
             self.begun = None;
             let Summary { scope, process, pid } = summary;
@@ -67,6 +63,11 @@ impl Detector {
         }
         if let (Some(begun), Some(group)) = (&mut self.begun, task_in(text)) {
             begun.group = Some(group);
+            return None;
+        }
+        // After these two, in which a group's name may look like it.
+        if is_beginning(text) {
+            self.begun = Some(Begun::default());
             return None;
         }
         // With the summary in pieces, or of an older kernel. Those that follow a victim in its group's end count for nothing.
@@ -124,6 +125,12 @@ fn groups(text: &str) -> Option<(Option<&str>, &str)> {
         let whole = inside.starts_with('/') || inside.starts_with(",task=");
         whole.then_some((Some(limit), victim))
     })
+}
+
+/// `x invoked oom-killer: …`.
+fn is_beginning(text: &str) -> bool {
+    let process = text.split_once(" invoked oom-killer: ").map(|(process, _)| process);
+    process.is_some_and(|process| unescape_bytes(process).len() <= NAME_MAX)
 }
 
 /// `Task in /a/b killed as a result of limit of /a` (before Linux 5.0): the victim's group.

@@ -128,17 +128,29 @@ fn hostile_names_of_groups_lead_to_nobody_else() {
         ("/k/p/c", "/k/p/c/,task=a,pid=1,uid=2"),
         ("/k/p/c", "/k/p/c/,task=abcdefghijklmnopq"),
         ("/k/p/c/,task=a,pid=1,uid=2", "/k/p/c/,task=a,pid=1,uid=2"),
+        ("/k/p/c", "/k/p/c/x invoked oom-killer: "),
     ] {
         let line = format!("{HEAD},oom_memcg={limit},task_memcg={task},task=sh,pid=12,uid=34");
         let Some((Scope::Group(Some(found)), _, 12)) = only(&line) else { panic!("{line}: {:?}", only(&line)) };
         assert!(found == "/k/p/c" || found.starts_with("/k/p/c/"), "{line}: {found}");
     }
-    for cpuset in ["e,mems_allowed=0,global_oom,task_memcg=", "e,oom_memcg=,task_memcg=", "e,task=x,pid=1,uid=2"] {
+    for cpuset in [
+        "e,mems_allowed=0,global_oom,task_memcg=",
+        "e,oom_memcg=,task_memcg=",
+        "e,task=x,pid=1,uid=2",
+        "x invoked oom-killer: ",
+    ] {
         let line = format!(
             "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset={cpuset},mems_allowed=0,oom_memcg=/k/p/c,task_memcg=/k/p/c,task=sh,pid=12,uid=34"
         );
         assert_eq!(only(&line), Some((group("/k/p/c"), "sh".to_owned(), 12)), "{line}");
     }
+    let of_an_older_kernel = kills(&[
+        "sh invoked oom-killer: gfp_mask=0x201da, order=0, oom_score_adj=0",
+        "Task in /k/x invoked oom-killer:  killed as a result of limit of /k",
+        "Killed process 12 (sh) total-vm:1kB, anon-rss:1kB",
+    ]);
+    assert_eq!(of_an_older_kernel[0].scope, group("/k/x invoked oom-killer: "));
     assert_eq!(only(&format!("{HEAD},oom_memcg=/k/p,task_memcg=/k/other,task=sh,pid=1,uid=2")), None);
     assert_eq!(only(&format!("{HEAD},oom_memcg=/,task_memcg=/k\\x0ax,task=sh,pid=1,uid=2")).unwrap().0, group("/k\nx"));
 }
