@@ -47,7 +47,9 @@
 //! | [`walker`] | what kubelet-walker is asked |
 //! | `persistent` | what persistent volumes hold, as their drivers say |
 //! | `detail` | one cgroup with everything of it |
+//! | `unrated` | whose CPU rate a sample lacks |
 //! | `sample` | one sample: the node, its pods, their containers |
+//! | `disk_figures` | what a sample says of disks |
 //! | `traced` | which sample is a span of a pod's trace |
 //! | `metrics` | this process's own metric families |
 //! | [`service`] | the answers: one sample for all who take one of its age |
@@ -76,6 +78,7 @@
 pub mod cgroup;
 mod detail;
 pub mod disk;
+mod disk_figures;
 pub mod eviction;
 pub mod image_gc;
 pub mod kernel;
@@ -96,6 +99,7 @@ pub mod signals;
 mod starts;
 mod stats;
 mod traced;
+mod unrated;
 pub mod walker;
 
 use std::os::fd::OwnedFd;
@@ -133,7 +137,7 @@ pub use metrics::Metrics;
 pub use pods::{Pod, PodContainer, PodSource, PodVolume, SyncdPods, VolumeKind};
 pub use runtime::{RuntimeDisks, RuntimeSource, SyncdRuntime};
 pub use runtime_pods::PodFigures;
-pub use sample::{Disks, NodePaths, Sample, SampleScope, Sampler};
+pub use sample::{NodePaths, Sample, SampleScope, Sampler};
 
 /// The loop that measures for the metrics does nothing but wait, for readers or for a sample.
 const LOOP_BOUND: Duration = Duration::from_secs(20);

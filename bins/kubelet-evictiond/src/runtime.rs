@@ -32,6 +32,14 @@ pub struct RuntimeDisks {
     pub containers: Option<DiskUsage>,
 }
 
+impl RuntimeDisks {
+    /// Where it says that all this is. A relative path would be looked up below our own working directory.
+    pub fn folders(&self) -> impl Iterator<Item = String> {
+        let told = self.layers.values().chain(&self.images).chain(&self.containers);
+        told.map(|usage| &usage.mountpoint).filter(|folder| folder.starts_with('/')).cloned()
+    }
+}
+
 /// Where that comes from; the tests have their own.
 pub trait RuntimeSource: Send + Sync + 'static {
     /// `None` when it is not known now.

@@ -1,28 +1,25 @@
-//! One sample: the node, its pods and their containers, as the messages that the API carries.
+//! One sample: the node, its pods and their containers, as the messages that the API carries. What it says of disks is put into it
+//! afterwards.
 
-use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bulkhead_ipc::evictiond::{
     CgroupStats, ContainerStats, CpuStats, Machine, NetworkStats, NodeStats, PodStats, ProcessStats, SystemContainer,
-    VolumeStats,
 };
 use bulkhead_types::InstancePaths;
 
 use crate::cgroup::{self, Hierarchy, Usage};
 use crate::detail::{self, Owner};
-use crate::disk::{FileSystem, Folder, Volume};
 use crate::kernel::{self, Reader};
-use crate::machine::{self, Mounted};
+use crate::machine;
 use crate::network;
 use crate::oom::counts::OomCounts;
 use crate::pods::{Pod, PodContainer};
 use crate::rates::Rates;
-use crate::runtime::RuntimeDisks;
 use crate::starts::Starts;
 use crate::stats::{self, Moment};
+use crate::unrated::{Unrated, Whose};
 
 /// What a sample is about.
 #[derive(Debug, Clone)]
@@ -53,50 +50,6 @@ impl SampleScope {
     }
 }
 
-/// Disk figures of one pod.
-#[derive(Debug, Clone, Default)]
-pub struct PodDisk {
-    pub volumes: PodVolumes,
-    /// Persistent ones.
-    pub persistent: Vec<VolumeStats>,
-    pub logs: Option<PodLogs>,
-}
-
-/// What a pod's volumes hold.
-#[derive(Debug, Clone, Default)]
-pub struct PodVolumes {
-    /// By name, with whether they count into the pod's ephemeral storage.
-    pub all: Vec<(String, Volume, bool)>,
-    /// RFC 3339, when that was measured.
-    pub time: String,
-}
-
-/// What the agent itself keeps for a pod.
-#[derive(Debug, Clone, Default)]
-pub struct PodLogs {
-    /// By container name.
-    pub containers: Vec<(String, Folder)>,
-    /// What is in the pod's log folder itself, and its /etc/hosts.
-    pub other: Folder,
-    /// The file system of the log folder.
-    pub fs: Option<FileSystem>,
-    /// RFC 3339, when that was measured.
-    pub time: String,
-}
-
-/// Disk figures of the node and of its pods, as far as they are known.
-#[derive(Debug, Default)]
-pub struct Disks {
-    pub node: Option<FileSystem>,
-    /// By a folder on each: where the runtime has images and writable layers.
-    pub folders: HashMap<String, FileSystem>,
-    /// Where the runtime keeps images, when it says nothing more of them.
-    pub image_folder: Option<String>,
-    pub runtime: Option<Arc<RuntimeDisks>>,
-    pub mounted: Vec<(Mounted, FileSystem)>,
-    pub pods: HashMap<String, PodDisk>,
-}
-
 /// A node's figures, then each pod's.
 #[derive(Debug, Clone, Default)]
 pub struct Sample {
@@ -105,8 +58,8 @@ pub struct Sample {
     pub machine: Machine,
     /// Parents before children; empty unless wanted.
     pub cgroups: Vec<CgroupStats>,
-    /// A cgroup was seen for the first time: it has no CPU rate yet.
-    pub without_rate: bool,
+    /// Those whose CPU counter was read for the first time: they have no rate yet.
+    pub unrated: Vec<Unrated>,
     pub holds: SampleScope,
 }
 
@@ -139,7 +92,7 @@ const GROUP_OF_GROUPS: Owner<'static> = Owner { pod: None, id: "", container: No
 /// What one sample gathers on its way.
 #[derive(Debug, Default)]
 struct Gathered {
-    without_rate: bool,
+    unrated: Vec<Unrated>,
     cgroups: Vec<CgroupStats>,
     devices: Vec<machine::Device>,
     no_swap: bool,
@@ -176,8 +129,8 @@ impl Sampler {
         &self.paths
     }
 
-    /// Measures everything now. `pods: None` means that nobody told which pods there are.
-    pub fn sample(&mut self, pods: Option<&[Pod]>, disks: &Disks, wanted: SampleScope) -> Sample {
+    /// Measures everything now but disks, which others do. `pods: None` means that nobody told which pods there are.
+    pub fn sample(&mut self, pods: Option<&[Pod]>, wanted: SampleScope) -> Sample {
         self.rates.begin();
         self.starts.begin();
         let mut gathered = Gathered::default();
@@ -190,25 +143,39 @@ impl Sampler {
             machine.pods_known = pods.is_some();
             gathered.devices = machine::devices(self.reader.read(Path::new("/proc/diskstats")).unwrap_or_default());
         }
-        let node = self.node(pods.is_some(), disks, wanted, &mut gathered);
-        let no_disk = PodDisk::default();
-        let pods = pods
-            .unwrap_or_default()
-            .iter()
-            .filter_map(|pod| {
-                let disk = disks.pods.get(pod.uid.as_str()).unwrap_or(&no_disk);
-                let stats = self.pod(pod, disk, disks, wanted, &mut gathered);
-                // Upstream shows pods of which a container runs.
-                (!pod.containers.is_empty()).then_some(stats)
-            })
-            .collect();
+        let node = self.node(pods.is_some(), wanted, &mut gathered);
+        let mut shown = Vec::new();
+        for pod in pods.unwrap_or_default() {
+            let unrated = gathered.unrated.len();
+            let stats = self.pod(pod, shown.len(), wanted, &mut gathered);
+            // Upstream shows pods of which a container runs.
+            if pod.containers.is_empty() {
+                gathered.unrated.truncate(unrated);
+            } else {
+                shown.push(stats);
+            }
+        }
         self.rates.end();
         self.starts.end();
-        let Gathered { without_rate, cgroups, .. } = gathered;
-        Sample { node, pods, machine, cgroups, without_rate, holds: wanted }
+        let Gathered { unrated, cgroups, .. } = gathered;
+        Sample { node, pods: shown, machine, cgroups, unrated, holds: wanted }
     }
 
-    fn node(&mut self, pods_known: bool, disks: &Disks, wanted: SampleScope, gathered: &mut Gathered) -> NodeStats {
+    /// Gives a rate to those that have none yet: their counters are read once more, and nothing else is.
+    pub fn rate(&mut self, sample: &mut Sample) {
+        for Unrated { cgroup, whose } in std::mem::take(&mut sample.unrated) {
+            let (counter, time) = (self.hierarchy.cpu_nanoseconds(&mut self.reader, &cgroup), Moment::now());
+            if let Some(nanoseconds) = counter
+                && let Some(cpu) = whose.cpu(&mut sample.node, &mut sample.pods)
+            {
+                cpu.usage_nano_cores = self.rates.observe(&cgroup, nanoseconds_of(self.started.elapsed()), nanoseconds);
+                cpu.usage_core_nano_seconds = Some(nanoseconds);
+                cpu.time = time.text;
+            }
+        }
+    }
+
+    fn node(&mut self, pods_known: bool, wanted: SampleScope, gathered: &mut Gathered) -> NodeStats {
         let usage = self.hierarchy.machine(&mut self.reader);
         let time = Moment::now();
         gathered.no_swap = usage.swap.is_some_and(|swap| swap.limit == Some(0));
@@ -217,8 +184,6 @@ impl Sampler {
         if wanted.cgroups {
             let owner = Owner { sockets: network::sockets_of_node(&mut self.reader), ..Owner::default() };
             let mut stats = self.in_detail("/", &usage, &time, owner, gathered);
-            stats.file_systems =
-                disks.mounted.iter().map(|(mounted, fs)| machine::measured(mounted, *fs, &gathered.devices)).collect();
             stats.interfaces = interfaces.clone().unwrap_or_default();
             stats.start_time_seconds = start_time.map_or(0, |time| time.as_second());
             if let Some(memory) = &mut stats.memory {
@@ -229,7 +194,7 @@ impl Sampler {
         let mut node = NodeStats {
             node_name: self.paths.node_name.clone(),
             start_time: start_time.map(|time| time.to_string()).unwrap_or_default(),
-            cpu: self.cpu("/", &usage, &time, gathered),
+            cpu: self.cpu("/", Whose::Node, &usage, &time, gathered),
             memory: stats::memory(&usage, &time),
             io: Some(stats::io(&usage, &time)),
             swap: stats::swap(&usage, &time, gathered.no_swap),
@@ -238,7 +203,6 @@ impl Sampler {
         };
         if wanted.disks {
             node.network = interfaces.map(|interfaces| stats::network(interfaces, &time));
-            self.node_disks(&mut node, disks, &time);
         }
         let pids = self.reader.number(Path::new("/proc/sys/kernel/pid_max"));
         let threads = self.reader.number(Path::new("/proc/sys/kernel/threads-max"));
@@ -249,7 +213,8 @@ impl Sampler {
         let system = self.paths.system_cgroups.clone();
         for (name, cgroup) in system.into_iter().chain(pods_cgroup.clone().map(|cgroup| (PODS, cgroup))) {
             if self.hierarchy.exists(&cgroup) {
-                node.system_containers.push(self.system_container(name, &cgroup, wanted, gathered));
+                let whose = Whose::SystemContainer(node.system_containers.len());
+                node.system_containers.push(self.system_container(name, &cgroup, whose, wanted, gathered));
             }
         }
         if let Some(pods_cgroup) = pods_cgroup
@@ -266,27 +231,11 @@ impl Sampler {
         node
     }
 
-    fn node_disks(&self, node: &mut NodeStats, disks: &Disks, time: &Moment) {
-        node.node_fs = disks.node.map(|fs| stats::whole(fs, &time.text));
-        let runtime = disks.runtime.as_deref();
-        let told = |usage: Option<&bulkhead_ipc::syncd::DiskUsage>| {
-            usage.map(|usage| stats::told(usage, disks.folders.get(&usage.mountpoint).copied()))
-        };
-        // Without the runtime's word what images use is left out, not guessed.
-        let folder = disks.image_folder.as_ref().and_then(|folder| disks.folders.get(folder)).copied();
-        let unknown = || {
-            let whole = stats::whole(folder?, &time.text);
-            Some(bulkhead_ipc::evictiond::FsStats { used_bytes: None, inodes_used: None, ..whole })
-        };
-        node.image_fs = told(runtime.and_then(|runtime| runtime.images.as_ref())).or_else(unknown);
-        let containers = told(runtime.and_then(|runtime| runtime.containers.as_ref()));
-        node.container_fs = containers.or_else(|| node.image_fs.clone());
-    }
-
     fn system_container(
         &mut self,
         name: &str,
         cgroup: &str,
+        whose: Whose,
         wanted: SampleScope,
         gathered: &mut Gathered,
     ) -> SystemContainer {
@@ -299,7 +248,7 @@ impl Sampler {
         }
         SystemContainer {
             name: name.to_owned(),
-            cpu: self.cpu(cgroup, &usage, &time, gathered),
+            cpu: self.cpu(cgroup, whose, &usage, &time, gathered),
             memory: stats::memory(&usage, &time),
             start_time: made.map(|time| time.to_string()).unwrap_or_default(),
             io: Some(stats::io(&usage, &time)),
@@ -307,14 +256,8 @@ impl Sampler {
         }
     }
 
-    fn pod(
-        &mut self,
-        pod: &Pod,
-        disk: &PodDisk,
-        disks: &Disks,
-        wanted: SampleScope,
-        gathered: &mut Gathered,
-    ) -> PodStats {
+    /// `at`: its place in the sample.
+    fn pod(&mut self, pod: &Pod, at: usize, wanted: SampleScope, gathered: &mut Gathered) -> PodStats {
         let mut stats = PodStats {
             uid: pod.uid.to_string(),
             namespace: pod.namespace.to_string(),
@@ -324,7 +267,7 @@ impl Sampler {
         };
         if let Some(cgroup) = &pod.cgroup {
             let (usage, time) = (self.hierarchy.usage(&mut self.reader, cgroup), Moment::now());
-            stats.cpu = self.cpu(cgroup, &usage, &time, gathered);
+            stats.cpu = self.cpu(cgroup, Whose::Pod(at), &usage, &time, gathered);
             stats.memory = stats::memory(&usage, &time);
             stats.io = usage.memory.map(|_| stats::io(&usage, &time));
             stats.swap = stats::swap(&usage, &time, false);
@@ -338,14 +281,12 @@ impl Sampler {
             let mut processes = None;
             for container in &pod.containers {
                 let Some(path) = self.group_of(cgroup, &container.id) else { continue };
-                let (one, count) = self.container(pod, container, (&path, sockets), wanted, gathered);
+                let whose = Whose::Container { pod: at, container: stats.containers.len() };
+                let (one, count) = self.container(pod, container, (&path, sockets, whose), wanted, gathered);
                 stats.containers.push(one);
                 processes = count.map(|count| processes.unwrap_or(0) + count).or(processes);
             }
             stats.process = processes.map(|processes| ProcessStats { process_count: Some(processes) });
-        }
-        if wanted.disks {
-            pod_disks(&mut stats, pod, disk, disks);
         }
         stats
     }
@@ -405,7 +346,7 @@ impl Sampler {
         &mut self,
         pod: &Pod,
         container: &PodContainer,
-        (path, sockets): (&str, Option<u64>),
+        (path, sockets, whose): (&str, Option<u64>, Whose),
         wanted: SampleScope,
         gathered: &mut Gathered,
     ) -> (ContainerStats, Option<u64>) {
@@ -428,7 +369,7 @@ impl Sampler {
         let stats = ContainerStats {
             name: container.name.to_string(),
             start_time,
-            cpu: self.cpu(path, &usage, &time, gathered),
+            cpu: self.cpu(path, whose, &usage, &time, gathered),
             memory: stats::memory(&usage, &time),
             io: usage.memory.map(|_| stats::io(&usage, &time)),
             swap: stats::swap(&usage, &time, gathered.no_swap),
@@ -450,11 +391,19 @@ impl Sampler {
         CgroupStats { oom_kills, ..stats }
     }
 
-    fn cpu(&mut self, cgroup: &str, usage: &Usage, time: &Moment, gathered: &mut Gathered) -> Option<CpuStats> {
+    fn cpu(
+        &mut self,
+        cgroup: &str,
+        whose: Whose,
+        usage: &Usage,
+        time: &Moment,
+        gathered: &mut Gathered,
+    ) -> Option<CpuStats> {
         let nanoseconds = usage.cpu_nanoseconds?;
-        let at = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let rate = self.rates.observe(cgroup, at, nanoseconds);
-        gathered.without_rate |= rate.is_none();
+        let rate = self.rates.observe(cgroup, nanoseconds_of(self.started.elapsed()), nanoseconds);
+        if rate.is_none() {
+            gathered.unrated.push(Unrated { cgroup: cgroup.to_owned(), whose });
+        }
         Some(CpuStats {
             time: time.text.clone(),
             usage_nano_cores: rate,
@@ -469,33 +418,8 @@ impl Sampler {
     }
 }
 
-/// Volumes, logs, writable layers, and what of them counts into ephemeral storage (upstream `calcEphemeralStorage`).
-fn pod_disks(stats: &mut PodStats, pod: &Pod, disk: &PodDisk, disks: &Disks) {
-    let logs = disk.logs.as_ref();
-    let mut ephemeral = logs.map(|logs| logs.other).unwrap_or_default();
-    for (name, volume, counts) in &disk.volumes.all {
-        let fs = stats::part(volume.fs, volume.folder, &disk.volumes.time);
-        if *counts && !volume.is_mount {
-            stats::add(&mut ephemeral, &fs);
-        }
-        stats.volumes.push(VolumeStats { name: name.clone(), fs: Some(fs), ..VolumeStats::default() });
-    }
-    stats.volumes.extend(disk.persistent.iter().cloned());
-    for one in &mut stats.containers {
-        one.logs = logs.and_then(|logs| {
-            let (_, folder) = logs.containers.iter().find(|(name, _)| *name == one.name)?;
-            Some(stats::part(logs.fs?, *folder, &logs.time))
-        });
-        let id = pod.containers.iter().find(|container| container.name.as_str() == one.name).map(|found| &found.id);
-        let layer = id.and_then(|id| disks.runtime.as_ref()?.layers.get(id));
-        one.rootfs = layer.map(|usage| stats::told(usage, disks.folders.get(&usage.mountpoint).copied()));
-        for share in one.logs.iter().chain(&one.rootfs) {
-            stats::add(&mut ephemeral, share);
-        }
-    }
-    if let Some(logs) = logs {
-        stats.ephemeral_storage = disks.node.map(|fs| stats::part(fs, ephemeral, &logs.time));
-    }
+fn nanoseconds_of(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -514,8 +438,9 @@ mod tests {
             system_cgroups: vec![("misc", "/no-such-group".into())],
         };
         let mut sampler = Sampler::new(paths).unwrap();
-        let sample = sampler.sample(None, &Disks::default(), SampleScope { disks: true, cgroups: true });
-        assert!(sample.without_rate, "the first has no rate");
+        let sample = sampler.sample(None, SampleScope { disks: true, cgroups: true });
+        let node = Unrated { cgroup: "/".into(), whose: Whose::Node };
+        assert_eq!(sample.unrated, [node], "the first has no rate");
         assert!(!sample.node.pods_known && !sample.machine.pods_known);
         let memory = sample.node.memory.clone().unwrap();
         let total = memory.available_bytes.unwrap() + memory.working_set_bytes.unwrap();
@@ -530,7 +455,7 @@ mod tests {
         let root = &sample.cgroups[0];
         assert_eq!((root.id.as_str(), root.start_time_seconds > 0), ("/", true));
         assert!(root.tasks.unwrap().max_open_files.is_some());
-        let small = sampler.sample(None, &Disks::default(), SampleScope::default());
+        let small = sampler.sample(None, SampleScope::default());
         assert!(small.cgroups.is_empty() && small.node.network.is_none());
         assert!(sample.holds.covers(small.holds) && !small.holds.covers(sample.holds));
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bulkhead_ipc::evictiond::stats_server::Stats;
 use bulkhead_ipc::evictiond::{
-    CgroupPage, CgroupsPart, CgroupsRequest, SummaryPart, SummaryRequest, cgroups_part, summary_part,
+    CgroupPage, CgroupsPart, CgroupsRequest, MountedFileSystem, SummaryPart, SummaryRequest, cgroups_part, summary_part,
 };
 use bulkhead_ipc::syncd::RuntimePod;
 use bulkhead_types::InstancePaths;
@@ -14,20 +14,21 @@ use tokio::sync::Mutex;
 use tonic::{Request, Response, Status};
 
 use crate::disk::{self, Cache};
+use crate::disk_figures::{Disks, PodDisk, PodLogs, PodVolumes};
 use crate::machine::{self, Mounted};
 use crate::metrics::Metrics;
 use crate::persistent::PersistentVolumes;
 use crate::pods::{Pod, PodSource};
 use crate::runtime::{RuntimeDisks, RuntimeSource};
 use crate::runtime_pods::{self, PodFigures};
-use crate::sample::{Disks, PodDisk, PodLogs, PodVolumes, Sample, SampleScope, Sampler};
+use crate::sample::{Sample, SampleScope, Sampler};
 use crate::stats::Moment;
 use crate::traced::Traced;
 use crate::walker::{Logs, Walker};
 
 /// Age of a sample that is good enough when the caller names none.
 pub const DEFAULT_AGE: Duration = Duration::from_secs(10);
-/// A CPU rate needs two readings: when there is no earlier one, a second follows after this.
+/// A CPU rate needs two readings of a counter: when there is no earlier one, a second follows after this.
 const RATE_GAP: Duration = Duration::from_millis(250);
 /// How long a request waits for disk usage; later figures come with a later request.
 const DISK_PATIENCE: Duration = Duration::from_secs(2);
@@ -139,30 +140,37 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
     }
 
     async fn new_sample(&self, state: &mut State, wanted: SampleScope, rates: bool) -> Result<Sample, Status> {
-        let runtime = self.runtime_disks(state, wanted);
-        let figures = async {
-            // Who evicts waits for no runtime.
-            if rates { self.runtime.pod_figures().await } else { PodFigures::OurOwn }
-        };
-        let (pods, image_fs, runtime, figures) = tokio::join!(self.pods.pods(), self.pods.image_fs(), runtime, figures);
+        let (pods, image_fs) = tokio::join!(self.pods.pods(), self.pods.image_fs());
         if let Some(pods) = pods {
             state.pods = Some(Arc::new(pods));
         }
         if image_fs.is_some() {
             state.image_fs = image_fs;
         }
-        if let Some(answer) = runtime {
-            state.runtime_asked = Some(Instant::now());
-            state.runtime = answer.or(state.runtime.take());
-        }
         let pods = state.pods.clone();
         let listed = pods.as_deref().map_or(&[][..], Vec::as_slice);
         let spans = state.traced.begin(listed);
-        let disks = Arc::new(self.disks(listed, state.image_fs.clone(), state.runtime.clone(), wanted).await);
-        let mut sample = self.measure(pods.clone(), disks.clone(), wanted).await?;
-        if sample.without_rate && rates {
-            tokio::time::sleep(RATE_GAP).await;
-            sample = self.measure(pods.clone(), disks, wanted).await?;
+        let is_asked = runtime_is_asked(state, wanted);
+        let runtime = async {
+            // Without an answer the last one stands.
+            let answer = if is_asked { self.runtime.disks().await } else { None };
+            answer.map(Arc::new).or_else(|| state.runtime.clone())
+        };
+        let figures = async {
+            // Who evicts waits for no runtime.
+            if rates { self.runtime.pod_figures().await } else { PodFigures::OurOwn }
+        };
+        // The kernel's files are read while the runtime measures each container, which takes it longer the more there are.
+        let (sample, disks, figures) = tokio::join!(
+            self.measure(pods.clone(), wanted, rates),
+            self.disks(listed, state.image_fs.clone(), runtime, wanted),
+            figures
+        );
+        let mut sample = sample?;
+        disks.fill(&mut sample, listed);
+        if is_asked {
+            state.runtime_asked = Some(Instant::now());
+            state.runtime = disks.runtime;
         }
         drop(spans);
         if let PodFigures::Told(told) = &figures {
@@ -187,44 +195,44 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         Ok(sample)
     }
 
-    /// `None`: it is not its time. `Some(None)`: nobody answered.
-    async fn runtime_disks(&self, state: &State, wanted: SampleScope) -> Option<Option<Arc<RuntimeDisks>>> {
-        let knows_all = state.runtime.as_ref().is_some_and(|runtime| {
-            let mut running = state.pods.iter().flat_map(|pods| pods.iter()).flat_map(|pod| &pod.containers);
-            running.all(|container| runtime.layers.contains_key(&container.id))
-        });
-        let keep = if knows_all { RUNTIME_KEEP } else { RUNTIME_RETRY };
-        if !wanted.disks || state.runtime_asked.is_some_and(|at| at.elapsed() < keep) {
-            return None;
+    /// Reads the kernel's files, and counters once more where somebody needs rates that are not known yet.
+    async fn measure(&self, pods: Option<Arc<Vec<Pod>>>, wanted: SampleScope, rates: bool) -> Result<Sample, Status> {
+        let timer = self.metrics.sample_seconds.start_timer();
+        let pods = move |sampler: &mut Sampler| sampler.sample(pods.as_deref().map(Vec::as_slice), wanted);
+        let mut sample = self.with_sampler(pods).await?;
+        timer.observe_duration();
+        if sample.unrated.is_empty() || !rates {
+            return Ok(sample);
         }
-        Some(self.runtime.disks().await.map(Arc::new))
+        tokio::time::sleep(RATE_GAP).await;
+        let rated = move |sampler: &mut Sampler| {
+            sampler.rate(&mut sample);
+            sample
+        };
+        self.with_sampler(rated).await
     }
 
-    async fn measure(
+    /// Reads the kernel's files, on the blocking pool.
+    async fn with_sampler<T: Send + 'static>(
         &self,
-        pods: Option<Arc<Vec<Pod>>>,
-        disks: Arc<Disks>,
-        wanted: SampleScope,
-    ) -> Result<Sample, Status> {
+        work: impl FnOnce(&mut Sampler) -> T + Send + 'static,
+    ) -> Result<T, Status> {
         let sampler = self.sampler.clone();
-        let timer = self.metrics.sample_seconds.start_timer();
         let work = move || {
             let mut sampler = sampler.lock().map_err(|_| Status::internal("an earlier sample failed half-way"))?;
-            Ok(sampler.sample(pods.as_ref().map(|pods| pods.as_slice()), &disks, wanted))
+            Ok(work(&mut sampler))
         };
-        let sample = tokio::task::spawn_blocking(work)
+        tokio::task::spawn_blocking(work)
             .await
-            .map_err(|error| Status::internal(format!("measuring was broken off: {error}")))?;
-        timer.observe_duration();
-        sample
+            .map_err(|error| Status::internal(format!("measuring was broken off: {error}")))?
     }
 
-    /// Renews disk figures that are old, without waiting for what hangs.
+    /// Renews disk figures that are old, without waiting for what hangs. `runtime`: what the runtime says of disks.
     async fn disks(
         &self,
         pods: &[Pod],
         image_folder: Option<String>,
-        runtime: Option<Arc<RuntimeDisks>>,
+        runtime: impl Future<Output = Option<Arc<RuntimeDisks>>>,
         wanted: SampleScope,
     ) -> Disks {
         let mut disks = Disks { image_folder, ..Disks::default() };
@@ -235,20 +243,13 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
             return disks;
         }
         let root = self.paths.root_dir.to_string_lossy().into_owned();
-        let mut folders: BTreeSet<String> = disks.image_folder.iter().cloned().chain([root.clone()]).collect();
-        if let Some(runtime) = &runtime {
-            let told = runtime.layers.values().chain(&runtime.images).chain(&runtime.containers);
-            // Named by the runtime; a relative one would be looked up below our own working directory.
-            folders.extend(told.map(|usage| usage.mountpoint.clone()).filter(|folder| folder.starts_with('/')));
-        }
-        let statfs = folders
-            .iter()
-            .cloned()
-            .map(|folder| {
-                let walker = self.walker.clone();
-                (folder.clone(), async move { walker.file_system(folder).await })
-            })
-            .collect();
+        let known: BTreeSet<String> = disks.image_folder.iter().cloned().chain([root.clone()]).collect();
+        let file_systems = async {
+            let runtime = runtime.await;
+            let folders = known.into_iter().chain(runtime.iter().flat_map(|runtime| runtime.folders())).collect();
+            self.refresh_file_systems(&folders).await;
+            (runtime, folders)
+        };
         let walks = pods
             .iter()
             .map(|pod| {
@@ -274,7 +275,7 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
                 persistent.refresh(DISK_PATIENCE).await;
             }
         };
-        tokio::join!(self.file_systems.refresh(statfs, DISK_PATIENCE), logs, walk, persistent);
+        let ((runtime, folders), ..) = tokio::join!(file_systems, logs, walk, persistent);
         let known = |pod: &Pod| {
             let uid = pod.uid.to_string();
             let volumes = self.volumes.as_ref().and_then(|volumes| volumes.get(&uid));
@@ -290,15 +291,23 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         disks
     }
 
+    async fn refresh_file_systems(&self, folders: &BTreeSet<String>) {
+        let statfs = folders.iter().cloned().map(|folder| {
+            let walker = self.walker.clone();
+            (folder.clone(), async move { walker.file_system(folder).await })
+        });
+        self.file_systems.refresh(statfs.collect(), DISK_PATIENCE).await;
+    }
+
     /// The machine's file systems with their figures.
-    async fn mounted(&self) -> Vec<(Mounted, disk::FileSystem)> {
+    async fn mounted(&self) -> Vec<MountedFileSystem> {
         let root = self.paths.root_dir.clone();
         let list = tokio::task::spawn_blocking(move || {
             let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
             let devices = machine::devices(&std::fs::read("/proc/diskstats").unwrap_or_default());
-            machine::file_systems(&mountinfo, &root, &devices)
+            (machine::file_systems(&mountinfo, &root, &devices), devices)
         });
-        let Ok(list) = list.await else { return Vec::new() };
+        let Ok((list, devices)) = list.await else { return Vec::new() };
         let statfs = list
             .iter()
             .map(|mounted| {
@@ -307,8 +316,20 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
             })
             .collect();
         self.mounted.refresh(statfs, DISK_PATIENCE).await;
-        list.into_iter().filter_map(|mounted| Some((mounted.clone(), self.mounted.get(&mounted)?))).collect()
+        let figures =
+            list.iter().filter_map(|mounted| Some(machine::measured(mounted, self.mounted.get(mounted)?, &devices)));
+        figures.collect()
     }
+}
+
+/// Whether it is time to ask the runtime what it knows of disks.
+fn runtime_is_asked(state: &State, wanted: SampleScope) -> bool {
+    let knows_all = state.runtime.as_ref().is_some_and(|runtime| {
+        let mut running = state.pods.iter().flat_map(|pods| pods.iter()).flat_map(|pod| &pod.containers);
+        running.all(|container| runtime.layers.contains_key(&container.id))
+    });
+    let keep = if knows_all { RUNTIME_KEEP } else { RUNTIME_RETRY };
+    wanted.disks && state.runtime_asked.is_none_or(|at| at.elapsed() >= keep)
 }
 
 async fn pod_volumes(walker: &Walker, pod: &Pod, metrics: &Metrics) -> Option<PodVolumes> {
@@ -375,6 +396,8 @@ mod tests {
         away: AtomicBool,
         asked: AtomicUsize,
         runtime_asked: AtomicUsize,
+        /// The runtime answers when the kernel's files have been read.
+        runtime_waits: std::sync::Mutex<Option<Metrics>>,
     }
 
     impl PodSource for Arc<FakePods> {
@@ -408,6 +431,10 @@ mod tests {
     impl RuntimeSource for Arc<FakePods> {
         async fn disks(&self) -> Option<RuntimeDisks> {
             self.runtime_asked.fetch_add(1, Ordering::Relaxed);
+            let waits = self.runtime_waits.lock().unwrap().clone();
+            while waits.as_ref().is_some_and(|metrics| metrics.sample_seconds.get_sample_count() == 0) {
+                tokio::task::yield_now().await;
+            }
             let usage = |bytes| DiskUsage {
                 time_ms: 1_795_222_061_500,
                 mountpoint: "/".into(),
@@ -452,8 +479,10 @@ mod tests {
         std::fs::write(logs.join("0.log"), vec![1; 9_000]).unwrap();
         let (service, fake) = service(temp.path());
         let sample = service.sample(DEFAULT_AGE, ALL).await.unwrap();
-        assert!(sample.node.pods_known && !sample.without_rate);
-        assert!(sample.node.cpu.as_ref().unwrap().usage_nano_cores.is_some(), "two readings were taken");
+        assert!(sample.node.pods_known && sample.unrated.is_empty());
+        let (cpu, memory) = (sample.node.cpu.as_ref().unwrap(), sample.node.memory.as_ref().unwrap());
+        assert!(cpu.usage_nano_cores.is_some(), "two readings were taken");
+        assert!(cpu.time > memory.time, "the second of the counters alone");
         assert!(sample.node.node_fs.as_ref().unwrap().capacity_bytes.unwrap() > 0);
         let pod = &sample.pods[0];
         assert!(pod.cpu.as_ref().unwrap().usage_nano_cores.is_some());
@@ -473,6 +502,17 @@ mod tests {
         assert_eq!(again.pods.len(), 1, "unknown is not gone");
         assert_eq!(fake.runtime_asked.load(Ordering::Relaxed), 1, "the runtime is asked at its own pace");
         assert_eq!(again.node.image_fs.as_ref().unwrap().used_bytes, Some(700));
+    }
+
+    #[tokio::test]
+    async fn the_kernel_s_files_are_read_while_the_runtime_measures() {
+        let temp = tempfile::tempdir().unwrap();
+        let (service, fake) = service(temp.path());
+        *fake.runtime_waits.lock().unwrap() = Some(service.metrics.clone());
+        let sample = tokio::time::timeout(Duration::from_secs(60), service.sample(Duration::ZERO, ALL)).await;
+        let sample = sample.expect("neither waits for the other").unwrap();
+        assert_eq!(sample.node.image_fs.as_ref().unwrap().used_bytes, Some(700));
+        assert!(sample.node.cpu.as_ref().unwrap().usage_nano_cores.is_some());
     }
 
     #[tokio::test]

@@ -102,6 +102,14 @@ impl Hierarchy {
         }
     }
 
+    /// [`Usage::cpu_nanoseconds`] alone: one file.
+    pub fn cpu_nanoseconds(&self, reader: &mut Reader, cgroup: &str) -> Option<u64> {
+        match self {
+            Hierarchy::V1(mounts) => v1::cpu_nanoseconds(mounts, reader, cgroup),
+            Hierarchy::V2 { root } => v2::cpu_nanoseconds(root, reader, cgroup),
+        }
+    }
+
     /// The rest of it, which takes about twice as many files.
     pub fn detail(&self, reader: &mut Reader, cgroup: &str) -> Detail {
         match self {

@@ -23,11 +23,12 @@ pub struct Mounts {
 /// The kernel's clock ticks in nanoseconds: cpuacct.stat counts in them. 100 a second on every architecture that it runs on.
 const TICK_NANOSECONDS: u64 = 10_000_000;
 
+pub(super) fn cpu_nanoseconds(mounts: &Mounts, reader: &mut Reader, cgroup: &str) -> Option<u64> {
+    reader.number_below(mounts.cpuacct.as_ref()?, cgroup, "cpuacct.usage")
+}
+
 pub(super) fn usage(mounts: &Mounts, reader: &mut Reader, cgroup: &str) -> Usage {
-    let mut usage = Usage::default();
-    if let Some(at) = &mounts.cpuacct {
-        usage.cpu_nanoseconds = reader.number_below(at, cgroup, "cpuacct.usage");
-    }
+    let mut usage = Usage { cpu_nanoseconds: cpu_nanoseconds(mounts, reader, cgroup), ..Usage::default() };
     if let Some(at) = &mounts.memory
         && let Some(bytes) = reader.number_below(at, cgroup, "memory.usage_in_bytes")
     {

@@ -8,8 +8,12 @@ use super::memory::{self, Swap};
 use super::{Detail, MemoryDetail, Usage, io, pressure_below};
 use crate::kernel::{self, Reader};
 
+pub(super) fn cpu_nanoseconds(root: &Path, reader: &mut Reader, cgroup: &str) -> Option<u64> {
+    kernel::keyed(reader.below(root, cgroup, "cpu.stat").ok()?, "usage_usec")?.checked_mul(1000)
+}
+
 pub(super) fn usage(root: &Path, reader: &mut Reader, cgroup: &str) -> Usage {
-    let microseconds = reader.below(root, cgroup, "cpu.stat").ok().and_then(|stat| kernel::keyed(stat, "usage_usec"));
+    let cpu_nanoseconds = cpu_nanoseconds(root, reader, cgroup);
     let bytes = reader.number_below(root, cgroup, "memory.current");
     let is_root = cgroup.trim_matches('/').is_empty();
     let max = reader.number_below(root, cgroup, "memory.max");
@@ -22,7 +26,7 @@ pub(super) fn usage(root: &Path, reader: &mut Reader, cgroup: &str) -> Usage {
         .number_below(root, cgroup, "memory.swap.current")
         .map(|usage| Swap { usage, limit: memory::limit(reader.number_below(root, cgroup, "memory.swap.max")) });
     Usage {
-        cpu_nanoseconds: microseconds.and_then(|microseconds| microseconds.checked_mul(1000)),
+        cpu_nanoseconds,
         memory,
         swap,
         tasks: reader.number_below(root, cgroup, "pids.current"),
