@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::cgroups;
 use bulkhead_types::{ContainerName, InstancePaths, Namespace, PodName, PodUid};
-use kubelet_evictiond::{Disks, NodePaths, Pod, PodContainer, SampleScope, Sampler};
+use kubelet_evictiond::{NodePaths, Pod, PodContainer, SampleScope, Sampler};
 
 const ROUNDS: usize = 9;
 /// Of a control group, by either version; those that are there are read. The names are those that kubelet-evictiond reads.
@@ -175,7 +175,7 @@ fn one(pods: usize) -> Result<Measured> {
     let mut collection = Duration::MAX;
     for _ in 0..ROUNDS {
         let begin = Instant::now();
-        let sample = sampler.sample(Some(&list), &Disks::default(), scope);
+        let sample = sampler.sample(Some(&list), scope);
         collection = collection.min(begin.elapsed());
         let measured = sample.pods.iter().filter(|pod| pod.memory.is_some()).count();
         ensure!(measured == pods, "{measured} of {pods} pods have figures");

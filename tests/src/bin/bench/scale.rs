@@ -1,6 +1,7 @@
 //! What grows with the number of pods: one node as a member of a cluster that gets more and more pods that only wait, and at each
 //! number what starting them took, what it uses idle, what it holds, what is read from it, and how soon each daemon is whole again when
-//! it was killed.
+//! it was killed. The null agent starts and deletes the same pods before, so that it is seen what of that growth is the runtime's and
+//! the API server's.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -14,8 +15,8 @@ use bulkhead_testkit::node::DAEMONS;
 use bulkhead_testkit::{Cluster, Node, Release};
 use serde_json::{Value, json};
 
-use crate::cluster::{NAMESPACE, all, condition, mark, pod, since};
-use crate::measure::{self, Idle, MANY, MEMORY_SETTLES, Usage, usage};
+use crate::cluster::{self, Agent, NAMESPACE, all, condition, mark, pod, since};
+use crate::measure::{self, Idle, MANY, MEMORY_SETTLES, SETTLE, Usage, usage};
 
 const NODE: &str = "bench";
 const NODE_PORT: u16 = 10250;
@@ -57,8 +58,18 @@ pub struct Of {
     pub whole: BTreeMap<&'static str, Duration>,
 }
 
+/// The same pods of the null agent.
+#[derive(Debug, Clone, Default)]
+pub struct Floor {
+    /// By number of pods: each that came since the number before, created until Running.
+    pub started: BTreeMap<usize, Vec<Duration>>,
+    /// Each pod's end, all deleted at once.
+    pub deleted: Vec<Duration>,
+}
+
 #[derive(Debug, Clone, Default)]
 pub struct Measurements {
+    pub floor: Floor,
     pub all: Vec<Of>,
     /// Each pod's end, all deleted at once.
     pub deleted: Vec<Duration>,
@@ -79,32 +90,64 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
     let most = plan.pods.iter().copied().max().context("no number of pods")?;
     let lab = measure::lab(Release::from_environment()?)?;
     let cluster = lab.stock_cluster()?;
+    let mut measured = Measurements::default();
+    if let Err(error) = null_agent(plan, &cluster, &mut measured.floor) {
+        return Ok(broken(measured, &format!("the null agent: {error:#}")));
+    }
     let node = measure::member(&lab, NODE, &cluster)?.config("maxPods", json!(most)).start()?;
     cluster.wait_for("nodes", "", NODE, "the node is ready", |node| condition(node, "Ready"))?;
     let admin = Credential::Certificate(cluster.client_certificate("bench", MASTERS, HOUR)?);
     let https = Https::new(SocketAddr::new(lab.netns().address().into(), NODE_PORT), &admin);
     std::thread::sleep(MEMORY_SETTLES);
 
-    let mut measured = Measurements::default();
     let mut names: Vec<String> = Vec::new();
     for &pods in &plan.pods {
-        let more: Vec<String> = (names.len()..pods).map(|index| format!("pod-{index}")).collect();
+        let more = more(NODE, names.len(), pods);
         names.extend(more.iter().cloned());
         match one(plan, &cluster, &node, &https, &more, names.len()) {
             Ok(of) => measured.all.push(of),
             Err(error) => return Ok(broken(measured, &format!("with {pods} pods: {error:#}"))),
         }
     }
-    progress(&format!("deletion of {} pods", names.len()));
     let before = usage(&node)?;
-    let asked = |name: &str| cluster.delete("pods", NAMESPACE, name, None);
-    match all(&cluster, &names, "all pods are gone", asked, |kind, _| kind == "DELETED") {
+    match delete(&cluster, NODE, &names) {
         Ok(deleted) => measured.deleted = deleted,
         Err(error) => return Ok(broken(measured, &format!("{error:#}"))),
     }
     measured.delete_use = measure::since(&before, &usage(&node)?);
     node.finish_after_deaths().context("the node's end")?;
     Ok(measured)
+}
+
+/// Names of the pods that make a number of them into another one.
+fn more(node: &str, from: usize, to: usize) -> Vec<String> {
+    (from..to).map(|index| format!("{node}-{index}")).collect()
+}
+
+fn start(cluster: &Cluster, node: &str, names: &[String]) -> Result<Vec<Duration>> {
+    let asked = |name: &str| cluster.create(&pod(node, name)).map(drop);
+    all(cluster, names, "all pods run", asked, |_, pod| pod["status"]["phase"] == "Running")
+}
+
+fn delete(cluster: &Cluster, node: &str, names: &[String]) -> Result<Vec<Duration>> {
+    progress(&format!("{node}: deletion of {} pods", names.len()));
+    let asked = |name: &str| cluster.delete("pods", NAMESPACE, name, None);
+    all(cluster, names, "all pods are gone", asked, |kind, _| kind == "DELETED")
+}
+
+fn null_agent(plan: &Plan, cluster: &Cluster, floor: &mut Floor) -> Result<()> {
+    let agent = Agent::null(cluster, cluster::NULL_IN_FLIGHT)?;
+    let node = agent.name();
+    let mut names: Vec<String> = Vec::new();
+    for &pods in &plan.pods {
+        let more = more(node, names.len(), pods);
+        progress(&format!("{node}: {} pods more, {pods} in all", more.len()));
+        floor.started.insert(pods, start(cluster, node, &more)?);
+        names.extend(more);
+        std::thread::sleep(SETTLE);
+    }
+    floor.deleted = delete(cluster, node, &names)?;
+    agent.finish()
 }
 
 fn broken(mut measured: Measurements, what: &str) -> Measurements {
@@ -114,11 +157,10 @@ fn broken(mut measured: Measurements, what: &str) -> Measurements {
 }
 
 fn one(plan: &Plan, cluster: &Cluster, node: &Node, https: &Https, more: &[String], pods: usize) -> Result<Of> {
-    progress(&format!("{} pods more, {pods} in all", more.len()));
+    progress(&format!("{NODE}: {} pods more, {pods} in all", more.len()));
     let mut of = Of { pods, ..Of::default() };
     let (before, begun) = (usage(node)?, mark(cluster)?);
-    let asked = |name: &str| cluster.create(&pod(NODE, name)).map(drop);
-    of.started = all(cluster, more, "all pods run", asked, |_, pod| pod["status"]["phase"] == "Running")?;
+    of.started = start(cluster, NODE, more)?;
     of.start_use = measure::since(&before, &usage(node)?);
     of.requests = begun.is_some().then_some(since(cluster, begun)?.values().sum());
     std::thread::sleep(MEMORY_SETTLES);

@@ -19,8 +19,7 @@ use bulkhead_testkit::floor::Floor;
 use bulkhead_testkit::{Cluster, Lab, Pod};
 use serde_json::{Value, json};
 
-use self::agents::Agent;
-pub use self::agents::pod;
+pub use self::agents::{Agent, pod};
 pub use self::bursts::{Burst, all};
 use crate::measure::{self, MANY, SETTLE, Usage};
 
