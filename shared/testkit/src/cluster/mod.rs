@@ -343,6 +343,18 @@ impl Cluster {
         self.inner.client.watch(&if query.is_empty() { path } else { format!("{path}?{query}") })
     }
 
+    /// Watches what happens to a kind from now on. The server ends a watch that falls behind, which one of very many objects may do
+    /// while it is told of those that are there.
+    ///
+    /// # Errors
+    /// The server's refusal.
+    pub fn watch_changes(&self, kind: &str, namespace: &str) -> Result<Events> {
+        let path = named(kind).path(Some(namespace), None);
+        let list = self.inner.client.get(&format!("{path}?limit=1"))?.success()?;
+        let version = list["metadata"]["resourceVersion"].as_str().with_context(|| format!("no version of {path}"))?;
+        self.inner.client.watch(&format!("{path}?resourceVersion={version}"))
+    }
+
     /// Waits, woken by the server, until an object is as wanted.
     ///
     /// # Errors

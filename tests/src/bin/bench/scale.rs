@@ -92,7 +92,7 @@ pub fn run(plan: &Plan) -> Result<Measurements> {
     let cluster = lab.stock_cluster()?;
     let mut measured = Measurements::default();
     if let Err(error) = null_agent(plan, &cluster, &mut measured.floor) {
-        return Ok(broken(measured, &format!("the null agent: {error:#}")));
+        measured = broken(measured, &format!("the null agent: {error:#}"));
     }
     let node = measure::member(&lab, NODE, &cluster)?.config("maxPods", json!(most)).start()?;
     cluster.wait_for("nodes", "", NODE, "the node is ready", |node| condition(node, "Ready"))?;

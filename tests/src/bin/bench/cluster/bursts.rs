@@ -119,7 +119,7 @@ pub fn all(
     ask: impl Fn(&str) -> Result<()> + Send + Sync,
     wanted: impl Fn(&str, &serde_json::Value) -> bool,
 ) -> Result<Vec<Duration>> {
-    let mut events = cluster.watch("pods", Some(NAMESPACE), "")?;
+    let mut events = cluster.watch_changes("pods", NAMESPACE)?;
     let begin = Instant::now();
     let (asked, times) = std::thread::scope(|scope| {
         let asker = scope.spawn(|| names.iter().try_for_each(|name| ask(name)));
