@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_types::BackOff;
-use kubelet_edges::csi::{CsiNode, Dial};
+use kubelet_edges::csi::{CsiError, CsiNode, Dial};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
@@ -18,6 +19,12 @@ use crate::container_manager::Devices;
 
 /// Pauses after failures, as upstream's operations have them.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(122));
+
+/// A socket file is there from bind() on and takes connections from listen() on, and kubelet-volnetd tells of it in between. So long
+/// the first question is asked again without a word; upstream dials for ten seconds before it gives up.
+const LISTENS: Duration = Duration::from_millis(500);
+/// Pauses meanwhile.
+const LISTENS_RETRY: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
 
 /// What takes plugins of each kind, by the kind's name. One that has none is refused as upstream refuses a kind it does not know.
 pub type Handlers = BTreeMap<&'static str, Box<dyn Handler>>;
@@ -99,12 +106,14 @@ impl Attendant {
     pub async fn attend(&self, socket: &str, stop: CancellationToken) {
         let mut retry = BackOff::new(RETRY.0, RETRY.1);
         let mut registered = None;
+        let mut patience = LISTENS;
         loop {
             let outcome = tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                outcome = self.register(socket, &mut registered) => outcome,
+                outcome = self.register(socket, patience, &mut registered) => outcome,
             };
+            patience = Duration::ZERO;
             match outcome {
                 Ok(info) => {
                     tracing::info!(socket, name = info.name, endpoint = info.endpoint, "plugin registered");
@@ -131,11 +140,16 @@ impl Attendant {
         }
     }
 
-    /// `begun` is set once there is something to be taken back.
-    async fn register(&self, socket: &str, begun: &mut Option<PluginInfo>) -> Result<PluginInfo, Refused> {
+    /// `patience`: how long one that is not reached is asked again. `begun` is set once there is something to be taken back.
+    async fn register(
+        &self,
+        socket: &str,
+        patience: Duration,
+        begun: &mut Option<PluginInfo>,
+    ) -> Result<PluginInfo, Refused> {
         let registration = Registration::new(self.dial.clone(), socket);
         let path = self.folder.join(socket).display().to_string();
-        let asked = registration.get_info().await;
+        let asked = ask(&registration, patience).await;
         let (info, dialect) = asked.map_err(|error| Refused {
             why: format!(
                 "RegisterPlugin error -- failed to get plugin info using RPC GetInfo at socket {path}, err: {error}"
@@ -174,6 +188,19 @@ impl Attendant {
             return Err(Refused { why, settled: true });
         }
         Ok(info)
+    }
+}
+
+async fn ask(registration: &Registration, patience: Duration) -> Result<(PluginInfo, Dialect), CsiError> {
+    let until = Instant::now() + patience;
+    let mut retry = BackOff::new(LISTENS_RETRY.0, LISTENS_RETRY.1);
+    loop {
+        match registration.get_info().await {
+            Err(error) if error.code() == Some(Code::Unavailable) && Instant::now() < until => {
+                tokio::time::sleep(retry.pause()).await;
+            }
+            answer => return answer,
+        }
     }
 }
 

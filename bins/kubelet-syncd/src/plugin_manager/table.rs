@@ -87,11 +87,16 @@ impl PluginTable {
         self.change(|rows| rows.listed = true);
     }
 
-    /// It has said what it is.
+    /// It has said what it is. One that failed because it had not is on its way from here on; why another one failed stays until it
+    /// is registered, or fails otherwise.
     pub fn identified(&self, socket: &str, info: &PluginInfo) {
         self.change(|rows| {
             if let Some(row) = rows.by_socket.get_mut(socket) {
-                row.info = Some(info.clone());
+                let first = row.info.replace(info.clone()).is_none();
+                if first && row.stage != Stage::Registering {
+                    row.stage = Stage::Registering;
+                    row.since = Timestamp::now();
+                }
             }
         });
     }
@@ -148,6 +153,25 @@ impl PluginTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_that_answers_at_last_is_on_its_way() {
+        let table = PluginTable::new(StorageWrites::default());
+        let state = || (table.list()[0].state.clone(), table.list()[0].error.clone());
+        let failed = |why: &str| table.stage("a", Stage::Failed(why.to_owned()), false);
+        table.begin("a");
+        failed("nobody listens");
+        assert_eq!(state(), ("failed".to_owned(), "nobody listens".to_owned()));
+        table.identified("a", &PluginInfo::default());
+        assert_eq!(state(), ("registering".to_owned(), String::new()));
+        failed("it collides");
+        table.identified("a", &PluginInfo::default());
+        assert_eq!(
+            state(),
+            ("failed".to_owned(), "it collides".to_owned()),
+            "it is refused for that until something changes"
+        );
+    }
 
     #[test]
     fn complete_when_everybody_who_was_there_is_settled() {

@@ -25,12 +25,20 @@ use super::*;
 use crate::storage_writes::StorageWrites;
 
 #[derive(Debug)]
-struct Direct(PathBuf);
+struct Direct {
+    folder: PathBuf,
+    /// So many connections are refused first.
+    refusals: Arc<AtomicUsize>,
+}
 
 impl Dial for Direct {
     fn dial(&self, address: &PluginAddress) -> DialFuture {
+        let one_less = |left: usize| left.checked_sub(1);
+        if self.refusals.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
+            return Box::pin(async { Err(std::io::ErrorKind::ConnectionRefused.into()) });
+        }
         let path = match address {
-            PluginAddress::Registration(name) => self.0.join(name),
+            PluginAddress::Registration(name) => self.folder.join(name),
             PluginAddress::Endpoint(path) => path.into(),
         };
         Box::pin(UnixStream::connect(path))
@@ -134,6 +142,7 @@ struct Lab {
     drivers: Drivers,
     writes: StorageWrites,
     table: PluginTable,
+    refusals: Arc<AtomicUsize>,
 }
 
 impl Lab {
@@ -141,13 +150,14 @@ impl Lab {
         let folder = tempfile::tempdir().unwrap();
         let (feed, events) = mpsc::channel(16);
         let (drivers, writes) = (Drivers::default(), StorageWrites::default());
-        let dial: Arc<dyn Dial> = Arc::new(Direct(folder.path().to_owned()));
+        let refusals: Arc<AtomicUsize> = Arc::default();
+        let dial: Arc<dyn Dial> = Arc::new(Direct { folder: folder.path().to_owned(), refusals: refusals.clone() });
         let table = PluginTable::new(writes.clone());
         let client = CsiClient::new(drivers.clone(), dial.clone());
         let csi: Box<dyn Handler> = Box::new(CsiHandler::new(drivers.clone(), client, writes.clone(), standalone));
         let attendant = Arc::new(Attendant::new(dial, table.clone(), [(CSI, csi)].into(), folder.path().to_owned()));
         tokio::spawn(run(Feed(events), attendant, table.clone()));
-        Lab { folder, feed, drivers, writes, table }
+        Lab { folder, feed, drivers, writes, table, refusals }
     }
 
     async fn add(&self, socket: &str, plugin: &Plugin) {
@@ -233,6 +243,25 @@ async fn told_only_when_the_api_server_has_it() {
     lab.tell(SocketEvent::Removed { socket: "d.sock".into() }).await;
     eventually("its going", || lab.wished().is_empty() && lab.drivers.get("d").is_none()).await;
     assert_eq!(lab.state("d.sock"), "");
+}
+
+/// A socket's file is there before anybody listens.
+#[tokio::test]
+async fn one_that_does_not_listen_yet_has_not_failed() {
+    let lab = Lab::start(false);
+    lab.write(&[]);
+    let plugin = Plugin::new("d");
+    lab.refusals.store(3, Ordering::Relaxed);
+    lab.add("d.sock", &plugin).await;
+    eventually("the state", || {
+        assert_ne!(lab.state("d.sock"), "failed");
+        lab.state("d.sock") == "registered"
+    })
+    .await;
+    assert_eq!((lab.refusals.load(Ordering::Relaxed), plugin.told()), (0, vec![(true, String::new())]));
+    lab.refusals.store(usize::MAX, Ordering::Relaxed);
+    lab.add("dead.sock", &Plugin::new("dead")).await;
+    eventually("the failure of one that never does", || lab.state("dead.sock") == "failed").await;
 }
 
 /// As upstream since 1.36: registered is who knows it.
