@@ -44,6 +44,7 @@
 //! | `pods` | which pods there are, as kubelet-syncd has them |
 //! | `runtime_pods` | figures of pods that are the runtime's to tell, in the place of our own |
 //! | `runtime` | what only the runtime knows of disks |
+//! | `question` | how long a question that takes its time is waited for |
 //! | [`walker`] | what kubelet-walker is asked |
 //! | `persistent` | what persistent volumes hold, as their drivers say |
 //! | `detail` | one cgroup with everything of it |
@@ -64,6 +65,7 @@
 //! | gRPC ([`service`]) | calls | the newest sample, measured on a pool of threads when it is too old |
 //! | measuring for metrics | that somebody reads them | a sample |
 //! | the state folder | volnetd's broker | the lock |
+//! | a question to the runtime (`question`), one at a time | a sample that needs it | what the runtime says of disks, of pods |
 //! | requests to kubelet-walker ([`walker`]), one task each | a sample that needs them | figures; one that hangs is named |
 //! | the eviction manager ([`eviction::manager`]) | the time of the next reading, readings of file systems (mpsc) | conditions (watch), evictions to kubelet-syncd |
 //! | one for each event of the kernel's ([`signals::sensors`]) | memory use at which a threshold is met (watch), the kernel's word | a reading at once |
@@ -90,6 +92,7 @@ pub mod oom;
 mod persistent;
 mod pods;
 mod processes;
+mod question;
 pub mod rates;
 mod runtime;
 mod runtime_pods;

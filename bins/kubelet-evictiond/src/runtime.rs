@@ -16,8 +16,9 @@ use bulkhead_ipc::syncd::{DiskUsage, ImageFsRequest, RuntimePod, RuntimePodsRequ
 
 use crate::runtime_pods::PodFigures;
 
-/// How long kubelet-syncd and the runtime behind it may take.
-const DEADLINE: Duration = Duration::from_secs(4);
+/// How long kubelet-syncd and the runtime behind it may take: as upstream's `runtimeRequestTimeout` where nothing is configured. A
+/// runtime asks its shims one after the other, some milliseconds each.
+const DEADLINE: Duration = Duration::from_secs(120);
 /// More containers than a node can have; the rest of a longer list is cut.
 const MAX_LAYERS: usize = 100_000;
 /// As many pods.
@@ -42,10 +43,10 @@ impl RuntimeDisks {
 
 /// Where that comes from; the tests have their own.
 pub trait RuntimeSource: Send + Sync + 'static {
-    /// `None` when it is not known now.
+    /// `None` when it is not known now. May take minutes.
     fn disks(&self) -> impl Future<Output = Option<RuntimeDisks>> + Send;
 
-    /// Figures of pods, where they are the runtime's to tell.
+    /// Figures of pods, where they are the runtime's to tell. May take minutes.
     fn pod_figures(&self) -> impl Future<Output = PodFigures> + Send {
         async { PodFigures::OurOwn }
     }

@@ -19,6 +19,7 @@ use crate::machine::{self, Mounted};
 use crate::metrics::Metrics;
 use crate::persistent::PersistentVolumes;
 use crate::pods::{Pod, PodSource};
+use crate::question::Question;
 use crate::runtime::{RuntimeDisks, RuntimeSource};
 use crate::runtime_pods::{self, PodFigures};
 use crate::sample::{Sample, SampleScope, Sampler};
@@ -32,6 +33,10 @@ pub const DEFAULT_AGE: Duration = Duration::from_secs(10);
 const RATE_GAP: Duration = Duration::from_millis(250);
 /// How long a request waits for disk usage; later figures come with a later request.
 const DISK_PATIENCE: Duration = Duration::from_secs(2);
+/// How long it waits for the runtime where an earlier word of it stands.
+const NEWER_PATIENCE: Duration = Duration::from_millis(500);
+/// How long who evicts waits for the runtime's newest word, and who asks for figures of pods that are its to tell.
+const RUNTIME_PATIENCE: Duration = Duration::from_secs(4);
 /// statfs is cheap and decides on pressure: its figures are as fresh as a sample.
 const FILE_SYSTEM_KEEP: Duration = Duration::from_secs(5);
 /// The runtime measures each container for an answer, which is not cheap, and renews its own disk figures every ten
@@ -48,11 +53,12 @@ struct State {
     /// The newest list that kubelet-syncd gave.
     pods: Option<Arc<Vec<Pod>>>,
     image_fs: Option<String>,
-    /// What the runtime said last, and when it was asked last.
+    /// What the runtime said last of disks, and the question.
     runtime: Option<Arc<RuntimeDisks>>,
-    runtime_asked: Option<Instant>,
-    /// What it told last of pods, where it is asked.
+    of_disks: Question<Option<RuntimeDisks>>,
+    /// What it told last of pods, where it is asked, and the question.
     told_of_pods: Option<Arc<Vec<RuntimePod>>>,
+    of_pods: Question<PodFigures>,
     traced: Traced,
 }
 
@@ -63,7 +69,7 @@ pub struct StatsService<P, R> {
     /// Locked on the blocking pool only. Beside `state`, because a caller that goes away drops its request half-way.
     sampler: Arc<std::sync::Mutex<Sampler>>,
     pods: P,
-    runtime: R,
+    runtime: Arc<R>,
     paths: InstancePaths,
     /// `None`: statistics of volumes are off (`volumeStatsAggPeriod` below zero).
     volumes: Option<Cache<String, PodVolumes>>,
@@ -91,7 +97,7 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
             state: Mutex::default(),
             sampler: Arc::new(std::sync::Mutex::new(sampler)),
             pods,
-            runtime,
+            runtime: Arc::new(runtime),
             paths,
             volumes: volume_period.map(Cache::keeping),
             logs: Cache::keeping(FILE_SYSTEM_KEEP),
@@ -150,15 +156,26 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         let pods = state.pods.clone();
         let listed = pods.as_deref().map_or(&[][..], Vec::as_slice);
         let spans = state.traced.begin(listed);
-        let is_asked = runtime_is_asked(state, wanted);
+        let is_due = runtime_is_asked(state, wanted);
+        let State { runtime: said, of_disks, of_pods, .. } = state;
+        let patience = patience(said.is_some(), rates);
         let runtime = async {
+            let begin = || {
+                let runtime = self.runtime.clone();
+                is_due.then_some(async move { runtime.disks().await })
+            };
             // Without an answer the last one stands.
-            let answer = if is_asked { self.runtime.disks().await } else { None };
-            answer.map(Arc::new).or_else(|| state.runtime.clone())
+            let answer = if wanted.disks { of_disks.answer(begin, patience).await } else { None };
+            answer.flatten().map(Arc::new).or_else(|| said.clone())
         };
         let figures = async {
+            let runtime = self.runtime.clone();
+            let begin = || Some(async move { runtime.pod_figures().await });
             // Who evicts waits for no runtime.
-            if rates { self.runtime.pod_figures().await } else { PodFigures::OurOwn }
+            if !rates {
+                return PodFigures::OurOwn;
+            }
+            of_pods.answer(begin, RUNTIME_PATIENCE).await.unwrap_or(PodFigures::Unknown)
         };
         // The kernel's files are read while the runtime measures each container, which takes it longer the more there are.
         let (sample, disks, figures) = tokio::join!(
@@ -168,8 +185,7 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         );
         let mut sample = sample?;
         disks.fill(&mut sample, listed);
-        if is_asked {
-            state.runtime_asked = Some(Instant::now());
+        if wanted.disks {
             state.runtime = disks.runtime;
         }
         drop(spans);
@@ -322,6 +338,15 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
     }
 }
 
+/// How long a sample waits for what the runtime says of disks, once that is due.
+fn patience(is_known: bool, rates: bool) -> Duration {
+    match (rates, is_known) {
+        (false, _) => RUNTIME_PATIENCE,
+        (true, true) => NEWER_PATIENCE,
+        (true, false) => DISK_PATIENCE,
+    }
+}
+
 /// Whether it is time to ask the runtime what it knows of disks.
 fn runtime_is_asked(state: &State, wanted: SampleScope) -> bool {
     let knows_all = state.runtime.as_ref().is_some_and(|runtime| {
@@ -329,7 +354,7 @@ fn runtime_is_asked(state: &State, wanted: SampleScope) -> bool {
         running.all(|container| runtime.layers.contains_key(&container.id))
     });
     let keep = if knows_all { RUNTIME_KEEP } else { RUNTIME_RETRY };
-    wanted.disks && state.runtime_asked.is_none_or(|at| at.elapsed() >= keep)
+    wanted.disks && state.of_disks.age().is_none_or(|age| age >= keep)
 }
 
 async fn pod_volumes(walker: &Walker, pod: &Pod, metrics: &Metrics) -> Option<PodVolumes> {
@@ -398,6 +423,8 @@ mod tests {
         runtime_asked: AtomicUsize,
         /// The runtime answers when the kernel's files have been read.
         runtime_waits: std::sync::Mutex<Option<Metrics>>,
+        /// Nor sooner than this.
+        runtime_hangs: std::sync::Mutex<Option<tokio::sync::watch::Receiver<bool>>>,
     }
 
     impl PodSource for Arc<FakePods> {
@@ -434,6 +461,10 @@ mod tests {
             let waits = self.runtime_waits.lock().unwrap().clone();
             while waits.as_ref().is_some_and(|metrics| metrics.sample_seconds.get_sample_count() == 0) {
                 tokio::task::yield_now().await;
+            }
+            let hangs = self.runtime_hangs.lock().unwrap().clone();
+            if let Some(mut hangs) = hangs {
+                hangs.wait_for(|hangs| !hangs).await.unwrap();
             }
             let usage = |bytes| DiskUsage {
                 time_ms: 1_795_222_061_500,
@@ -513,6 +544,25 @@ mod tests {
         let sample = sample.expect("neither waits for the other").unwrap();
         assert_eq!(sample.node.image_fs.as_ref().unwrap().used_bytes, Some(700));
         assert!(sample.node.cpu.as_ref().unwrap().usage_nano_cores.is_some());
+    }
+
+    /// A runtime with a thousand containers takes seconds: what it says is not lost because somebody waits no longer.
+    #[tokio::test(start_paused = true)]
+    async fn what_the_runtime_says_late_comes_with_a_later_sample() {
+        let temp = tempfile::tempdir().unwrap();
+        let (service, fake) = service(temp.path());
+        let (hangs, following) = tokio::sync::watch::channel(true);
+        *fake.runtime_hangs.lock().unwrap() = Some(following);
+        let images = |sample: Arc<Sample>| sample.node.image_fs.as_ref().unwrap().used_bytes;
+        for _ in 0..2 {
+            let began = tokio::time::Instant::now();
+            assert_eq!(images(service.sample(Duration::ZERO, ALL).await.unwrap()), None);
+            assert!(began.elapsed() < RUNTIME_PATIENCE, "{:?}", began.elapsed());
+        }
+        assert_eq!(images(service.usage(ALL).await.unwrap()), None, "who evicts waits longer, and not for ever");
+        hangs.send_replace(false);
+        assert_eq!(images(service.sample(Duration::ZERO, ALL).await.unwrap()), Some(700));
+        assert_eq!(fake.runtime_asked.load(Ordering::Relaxed), 1, "it is asked once");
     }
 
     #[tokio::test]

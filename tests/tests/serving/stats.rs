@@ -4,11 +4,13 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use bulkhead_testkit::https::Https;
+use bulkhead_testkit::processes::{self, signal};
 use bulkhead_testkit::{IDLE, LONG, Lab, Node, Pod, cgroups, eventually};
 use bulkhead_tests::lab;
 use bulkhead_tests::scrape::{Format, Scrape};
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
@@ -359,4 +361,49 @@ fn groups(world: &World) -> Result<()> {
         ensure!(cgroups::hierarchies().iter().any(|mount| mount.join(&id).is_dir()), "{id}");
     }
     Ok(())
+}
+
+/// A process that stands still until this is dropped.
+struct Stopped(i32);
+
+impl Stopped {
+    fn stop(pid: i32) -> Self {
+        signal(pid, Signal::SIGSTOP);
+        Stopped(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        signal(self.0, Signal::SIGCONT);
+    }
+}
+
+/// A runtime asks its shims one after the other, and with a thousand containers that takes seconds. Here one shim stands still.
+#[test]
+fn what_the_runtime_says_late_is_told_as_soon_as_it_is_said() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let mut world = World::start(&lab)?;
+    world.node.write(&Pod::idle("rests"))?;
+    let running = world.node.wait_running("rests", 1)?;
+    let cri = world.node.cri()?;
+    let shim = processes::stat(cri.pid(&running.main().id)?)?.parent;
+    // From here on nothing is known.
+    world.node.kill_daemon("kubelet-evictiond")?;
+    let stopped = Stopped::stop(shim);
+    world.node.wait_healthy()?;
+    for _ in 0..3 {
+        let pod = eventually("the pod is told", LONG, || world.pod("rests"))?;
+        let main = container(&pod, "main")?;
+        ensure!(main["memory"].is_object() && main["rootfs"].is_null(), "{main:#}");
+    }
+    drop(stopped);
+    // Each waits for the question that was asked first: one that had been given up would be asked again after seconds only.
+    for _ in 0..3 {
+        let pod = world.pod("rests")?;
+        if number(container(&pod, "main")?, "/rootfs/inodesUsed").is_ok() {
+            return world.node.finish_after_deaths();
+        }
+    }
+    bail!("what the runtime said at last is not told")
 }

@@ -3,7 +3,6 @@
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use bulkhead_cri::{CriClient, CriError, v1};
 use bulkhead_ipc::syncd as api;
@@ -12,9 +11,6 @@ use bulkhead_types::ContainerId;
 use futures_util::{Stream, stream};
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
-
-/// For each call of the runtime, below the callers' 4 s.
-const PATIENCE: Duration = Duration::from_secs(3);
 
 type Answer<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
@@ -39,22 +35,19 @@ impl StatsApi {
         let _ = self.cri.set(cri);
     }
 
-    /// One call of the runtime.
+    /// One call of the runtime, which may take as long as its other calls (`runtimeRequestTimeout`): with a thousand containers it
+    /// takes seconds. The caller's own deadline ends it sooner.
     ///
     /// # Errors
     /// UNIMPLEMENTED: the runtime has no such call; UNAVAILABLE: it is not known.
     pub(super) async fn ask<R>(&self, call: impl AsyncFnOnce(&CriClient) -> Result<R, CriError>) -> Result<R, Status> {
         let cri = self.cri.get().ok_or_else(|| Status::unavailable("kubelet-syncd is starting"))?;
-        let late = || Status::unavailable("the container runtime does not answer");
-        let bounded = async {
-            let _turn = self.turn.acquire().await.map_err(|_| late())?;
-            call(cri).await.map_err(|error| match error.code {
-                // For good, and no reason to ask again.
-                tonic::Code::Unimplemented => Status::unimplemented(error.to_string()),
-                _ => Status::unavailable(error.to_string()),
-            })
-        };
-        tokio::time::timeout(PATIENCE, bounded).await.map_err(|_| late())?
+        let _turn = self.turn.acquire().await.map_err(|_| Status::unavailable("kubelet-syncd is ending"))?;
+        call(cri).await.map_err(|error| match error.code {
+            // For good, and no reason to ask again.
+            tonic::Code::Unimplemented => Status::unimplemented(error.to_string()),
+            _ => Status::unavailable(error.to_string()),
+        })
     }
 }
 

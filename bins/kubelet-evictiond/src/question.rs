@@ -1,0 +1,78 @@
+//! A question that may take long to answer, such as one to a runtime that looks at each of a thousand containers: it is asked once at a
+//! time, and goes on when whoever wanted to know has waited long enough, or has gone.
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinHandle;
+
+/// One question, and whether it is being asked.
+#[derive(Debug)]
+pub struct Question<T> {
+    asking: Option<JoinHandle<T>>,
+    ended: Option<Instant>,
+}
+
+impl<T> Default for Question<T> {
+    fn default() -> Self {
+        Question { asking: None, ended: None }
+    }
+}
+
+impl<T: Send + 'static> Question<T> {
+    /// How long ago it was answered last; `None`: never.
+    pub fn age(&self) -> Option<Duration> {
+        self.ended.map(|ended| ended.elapsed())
+    }
+
+    /// The answer, where it comes within `patience`. `begin` makes the question where none is being asked, or says that none is due.
+    /// Dropped, or out of patience, it goes on, and its answer is that of a later call.
+    pub async fn answer<F>(&mut self, begin: impl FnOnce() -> Option<F>, patience: Duration) -> Option<T>
+    where
+        F: Future<Output = T> + Send + 'static,
+    {
+        if self.asking.is_none() {
+            self.asking = begin().map(tokio::spawn);
+        }
+        let ended = tokio::time::timeout(patience, self.asking.as_mut()?).await.ok()?;
+        self.asking = None;
+        self.ended = Some(Instant::now());
+        // One that panicked has no answer.
+        ended.ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+    const NOT: Duration = Duration::ZERO;
+
+    #[tokio::test]
+    async fn what_is_late_is_the_answer_of_a_later_call() {
+        let mut question = Question::default();
+        let none = || None::<std::future::Ready<u8>>;
+        assert_eq!((question.answer(none, LONG).await, question.age()), (None, None), "none is due");
+        assert_eq!(question.answer(|| Some(async { 1 }), LONG).await, Some(1));
+        assert!(question.age().is_some());
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let late = question.answer(|| Some(async { told.await.unwrap_or_default() }), NOT).await;
+        assert_eq!(late, None);
+        let asked_again = || -> Option<std::future::Ready<u8>> { panic!("it is being asked") };
+        assert_eq!(question.answer(asked_again, NOT).await, None);
+        tell.send(2).unwrap();
+        assert_eq!(question.answer(asked_again, LONG).await, Some(2));
+        assert_eq!(question.answer(none, LONG).await, None, "each answer once");
+    }
+
+    #[tokio::test]
+    async fn one_that_nobody_waits_for_goes_on() {
+        let mut question = Question::default();
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let caller = question.answer(|| Some(async { told.await.unwrap_or_default() }), LONG);
+        assert!(futures_util::FutureExt::now_or_never(caller).is_none());
+        tell.send(3).unwrap();
+        assert_eq!(question.answer(|| None::<std::future::Ready<u8>>, LONG).await, Some(3));
+    }
+}
