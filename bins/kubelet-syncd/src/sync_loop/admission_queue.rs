@@ -357,9 +357,12 @@ impl SyncLoop {
     fn others_at_admission(&self, uid: &PodUid) -> Vec<Arc<Pod>> {
         let mut others = self.active_pods(uid);
         others.retain(|other| {
+            // Most are not being deleted, and there may be a thousand of them at each admission.
+            if !desired::facts(other).deleted {
+                return true;
+            }
             let Some(uid) = PodUid::parse(other.metadata.uid.as_deref().unwrap_or_default()).ok() else { return true };
-            let leaves = desired::facts(other).deleted && self.node.cache.is_certain(&uid);
-            !leaves || self.node.cache.get(&uid).running().next().is_some()
+            !self.node.cache.is_certain(&uid) || self.node.cache.get(&uid).running().next().is_some()
         });
         others
     }

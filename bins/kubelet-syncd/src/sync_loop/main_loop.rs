@@ -579,9 +579,11 @@ impl SyncLoop {
 
     /// Desired pods that are neither finished nor terminating.
     fn active(&self) -> impl Iterator<Item = (&PodUid, &Desired)> {
-        self.desired.iter().filter(|(uid, desired)| {
-            !self.node.pods.is_over(uid, &desired.pod) && !self.workers.termination_requested(uid)
-        })
+        self.desired.iter().filter(|(uid, desired)| self.is_active(uid, desired))
+    }
+
+    fn is_active(&self, uid: &PodUid, desired: &Desired) -> bool {
+        !self.node.pods.is_over(uid, &desired.pod) && !self.workers.termination_requested(uid)
     }
 
     fn on_health(&mut self) {
@@ -626,17 +628,15 @@ impl SyncLoop {
         metrics.pending_resizes.with_label_values(&["deferred"]).set(deferred as f64);
         metrics.pending_resizes.with_label_values(&["infeasible"]).set(infeasible as f64);
         metrics.in_progress_resizes.set(under_way as f64);
-        let desired = |is_static: bool| {
-            let all = self.desired.iter().filter(|(_, d)| (d.source != "api") == is_static);
-            all.count() as f64
-        };
-        let active = |is_static: bool| {
-            let all = self.active().filter(|(_, d)| (d.source != "api") == is_static);
-            all.count() as f64
-        };
-        for (label, is_static) in [("", false), ("true", true)] {
-            metrics.desired_pods.with_label_values(&[label]).set(desired(is_static));
-            metrics.active_pods.with_label_values(&[label]).set(active(is_static));
+        let (mut desired, mut active) = ([0u32; 2], [0u32; 2]);
+        for (uid, pod) in self.desired.iter() {
+            let is_static = usize::from(pod.source != "api");
+            desired[is_static] += 1;
+            active[is_static] += u32::from(self.is_active(uid, pod));
+        }
+        for (is_static, label) in ["", "true"].into_iter().enumerate() {
+            metrics.desired_pods.with_label_values(&[label]).set(f64::from(desired[is_static]));
+            metrics.active_pods.with_label_values(&[label]).set(f64::from(active[is_static]));
         }
         let ephemeral = self.desired.iter().filter_map(|(_, d)| d.pod.spec.as_ref()?.ephemeral_containers.as_ref());
         metrics.ephemeral_containers.set(ephemeral.map(Vec::len).sum::<usize>() as f64);

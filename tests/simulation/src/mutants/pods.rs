@@ -398,7 +398,7 @@ pub(super) const MUTANTS: [Mutant; 48] = [
         mistake: "a deleted pod of which nothing runs keeps another one out until its last status is written (as it was until this found it)",
         only: Some(Family::Api),
         file: "bins/kubelet-syncd/src/sync_loop/admission_queue.rs",
-        from: "desired::facts(other).deleted &&",
-        to: "desired::facts(other).deleted && !MUTANT &&",
+        from: "if !desired::facts(other).deleted {",
+        to: "if MUTANT || !desired::facts(other).deleted {",
     },
 ];
