@@ -5,6 +5,7 @@
 mod admission;
 mod golden;
 mod hooks;
+mod hostile_pods;
 mod init_containers;
 mod network_identity;
 mod pod_environment;
