@@ -207,6 +207,7 @@ impl RuntimeSide {
     /// With the text of what could not be stopped.
     pub async fn kill(
         &self,
+        node: &NodeContext,
         pod: Option<&Arc<Pod>>,
         runtime: &RuntimePod,
         (grace, hurried): (u64, bool),
@@ -215,7 +216,9 @@ impl RuntimeSide {
         let grace = i64::try_from(grace).unwrap_or(i64::MAX);
         let take_down = TakeDown::new(self.take_downs.clone(), runtime.running().count(), hurried, about);
         let held = take_down.held_back();
-        let kill = self.manager.kill_pod_in_turn(pod.map(|p| &**p), runtime, Some(grace), &held);
+        let facts = node.facts();
+        let at = (&*facts.host_ips, &held);
+        let kill = self.manager.kill_pod_in_turn(pod.map(|p| &**p), runtime, Some(grace), at);
         match with_take_down(take_down, kill).await.error_text() {
             None => Ok(()),
             Some(text) => Err(text),

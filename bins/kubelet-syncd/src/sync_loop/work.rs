@@ -383,7 +383,7 @@ impl PodSyncer {
         let (node, uid, ending) = (self.node.clone(), self.uid.clone(), is_ending(how.0, runtime));
         let about = Box::new(EndingPod { node, uid, ending });
         // A shortened grace period drops the call and asks anew: stopping may be asked for at any time.
-        let killed = self.wait(self.node.runtime.kill(pod, runtime, how, about)).await?;
+        let killed = self.wait(self.node.runtime.kill(&self.node, pod, runtime, how, about)).await?;
         if let Err(error) = killed {
             self.why(format!("could not be stopped yet, trying again: {error}"));
             if let Some(pod) = pod {

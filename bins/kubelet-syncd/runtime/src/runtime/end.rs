@@ -18,7 +18,7 @@ use super::sync::RuntimeManager;
 use kubelet_edges::runtime_service::RuntimeService;
 use kubelet_model::events::{EventType, PodEvent};
 use kubelet_model::pod::model::RuntimePod;
-use kubelet_model::pod::spec::{ContainerKind, PodIdentity};
+use kubelet_model::pod::spec::{ContainerKind, PodIdentity, host_network};
 use kubelet_probes::hooks::run::run;
 use kubelet_probes::hooks::{Hook, annotated};
 
@@ -95,10 +95,12 @@ pub(super) fn pre_stop(container: &Container) -> Option<PreStop> {
     Some((handler, container.ports.clone().unwrap_or_default()))
 }
 
-/// The pod's primary address, where a hook's request goes: the sandbox's, else (host network) what was told of the pod.
-pub(super) fn primary_ip(pod: Option<&Pod>, status: &RuntimePod) -> Option<IpAddr> {
+/// The pod's primary address, where a hook's request goes: the sandbox's, with host network the node's as it is now, and what was
+/// told of the pod where neither is known.
+pub(super) fn primary_ip(pod: Option<&Pod>, status: &RuntimePod, host_ips: &[IpAddr]) -> Option<IpAddr> {
+    let host = host_ips.first().filter(|_| pod.is_some_and(host_network));
     let told = || pod?.status.as_ref()?.pod_ip.as_ref()?.parse().ok();
-    status.ips().first().copied().or_else(told)
+    status.ips().first().or(host).copied().or_else(told)
 }
 
 impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {

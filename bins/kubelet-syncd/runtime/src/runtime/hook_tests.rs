@@ -5,6 +5,7 @@ use std::time::Duration;
 use kubelet_model::v1::Pod;
 use tokio::time::{Instant, timeout};
 
+use super::end::primary_ip;
 use super::fake_runtime::{World, world};
 use super::grace_clock::HeldBack;
 use kubelet_model::fixtures::{container_status, pod, sandbox_status, uid};
@@ -30,6 +31,33 @@ fn running(names: &[&str]) -> RuntimePod {
         name: "p".to_owned(),
         sandboxes: vec![sandbox_status("s0", 0, SandboxState::Ready)],
         containers: names.iter().map(|name| container_status(name, RunState::Running, 0)).collect(),
+    }
+}
+
+#[test]
+fn a_hook_of_the_hosts_network_goes_where_the_node_is_now() {
+    let told = |mut pod: Pod| {
+        pod.status.get_or_insert_default().pod_ip = Some("10.9.9.9".to_owned());
+        pod
+    };
+    let (own, none) = (running(&[]), RuntimePod::default());
+    let mut bare = own.clone();
+    bare.sandboxes[0].ips.clear();
+    let sandbox = own.ips()[0].to_string();
+    let host = ["10.240.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
+    let container = serde_json::json!([{"name": "a", "image": "i"}]);
+    let of_host = told(pod(serde_json::json!({"hostNetwork": true, "containers": container})));
+    let of_its_own = told(pod(serde_json::json!({"containers": container})));
+    for (pod, runtime, host, expected) in [
+        (Some(&of_host), &bare, &host[..], Some("10.240.0.2")),
+        (Some(&of_host), &bare, &[], Some("10.9.9.9")),
+        (Some(&of_its_own), &own, &host, Some(sandbox.as_str())),
+        (Some(&of_its_own), &bare, &host, Some("10.9.9.9")),
+        (None, &own, &host, Some(sandbox.as_str())),
+        (None, &none, &host, None),
+    ] {
+        let ip = primary_ip(pod, runtime, host).map(|ip| ip.to_string());
+        assert_eq!(ip.as_deref(), expected);
     }
 }
 
@@ -200,7 +228,7 @@ async fn a_sidecar_waits_from_the_first_signal_of_its_pod_on() {
         w.fake.log().held = Some((held.clone(), [6, ends_after].map(Duration::from_secs)));
         let begun = Instant::now();
         let status = running(&["side", "a"]);
-        let kill = w.manager.kill_pod_in_turn(Some(&p), &status, Some(5), &held);
+        let kill = w.manager.kill_pod_in_turn(Some(&p), &status, Some(5), (&[], &held));
         tokio::pin!(kill);
         let mut signals = Vec::new();
         loop {

@@ -25,19 +25,20 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
     /// `pod` is None for a pod of which only the runtime knows: then grace periods come from the containers' annotations
     /// (or `over`), and there are no sidecars. `over` replaces every grace period, seconds.
     pub async fn kill_pod(&self, pod: Option<&Pod>, status: &RuntimePod, over: Option<i64>) -> SyncResult {
-        self.kill_pod_in_turn(pod, status, over, &HeldBack::default()).await
+        self.kill_pod_in_turn(pod, status, over, (&[], &HeldBack::default())).await
     }
 
-    /// The same where whoever makes the calls may hold signals back, and says for how long in `held`.
+    /// The same with the node's addresses, primary first, for the hooks of a pod of the host's network, and where whoever makes the
+    /// calls may hold signals back, and says for how long in `held`.
     pub async fn kill_pod_in_turn(
         &self,
         pod: Option<&Pod>,
         status: &RuntimePod,
         over: Option<i64>,
-        held: &HeldBack,
+        (host_ips, held): (&[IpAddr], &HeldBack),
     ) -> SyncResult {
         let identity = pod.and_then(|p| PodIdentity::of(p).ok()).or_else(|| identity_of(status));
-        self.kill_pod_of(pod, identity.as_ref(), status, over, held).await
+        self.kill_pod_of(pod, identity.as_ref(), status, over, (host_ips, held)).await
     }
 
     pub(super) async fn kill_pod_of(
@@ -46,13 +47,13 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         identity: Option<&PodIdentity>,
         status: &RuntimePod,
         over: Option<i64>,
-        held: &HeldBack,
+        (host_ips, held): (&[IpAddr], &HeldBack),
     ) -> SyncResult {
         let mut result = SyncResult::default();
         let running: BTreeSet<String> = status.running().map(|c| c.name.clone()).collect();
         let before = pod.filter(|p| has_sidecar(p)).map(|p| predecessors(p, &running)).unwrap_or_default();
         let turns = Turns::new(before, held);
-        let ip = primary_ip(pod, status);
+        let ip = primary_ip(pod, status, host_ips);
         let stops = status.running().map(|container| async {
             let outcome = self.kill_one(pod, identity, container, over, (ip, &turns)).await;
             (&container.name, outcome)
@@ -215,7 +216,7 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
                 message: "Container is in unknown state, try killing it before removal",
                 grace,
                 pre_stop: self.noted_pre_stop(&container.id, grace).await?,
-                ip: primary_ip(None, pod),
+                ip: primary_ip(None, pod, &[]),
                 turns: None,
             };
             self.end(ending).await?;

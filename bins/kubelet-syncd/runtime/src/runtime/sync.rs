@@ -250,7 +250,7 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         let killed = tokio::select! {
             biased;
             () = context.cancel.cancelled() => false,
-            killed = self.kill_first(pod, identity, status, &actions, &mut result) => killed,
+            killed = self.kill_first(pod, identity, status, &actions, (&context.facts.host_ips, &mut result)) => killed,
         };
         if !killed {
             return result;
@@ -317,14 +317,15 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         identity: &PodIdentity,
         status: &RuntimePod,
         actions: &PodActions,
-        result: &mut SyncResult,
+        (host_ips, result): (&[IpAddr], &mut SyncResult),
     ) -> bool {
         if actions.kill_pod {
             if !actions.create_sandbox && !status.has_ready_sandbox() && status.running().next().is_none() {
                 // As good as done; to do it again would be news, and news is a reason to look at the pod again.
                 return false;
             }
-            let killed = self.kill_pod_of(Some(pod), Some(identity), status, None, &HeldBack::default()).await;
+            let held = HeldBack::default();
+            let killed = self.kill_pod_of(Some(pod), Some(identity), status, None, (host_ips, &held)).await;
             let ok = killed.is_ok();
             result.actions.extend(killed.actions);
             if ok && actions.create_sandbox {
@@ -333,7 +334,7 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
             return ok;
         }
         for kill in &actions.containers_to_kill {
-            let ip = primary_ip(Some(pod), status);
+            let ip = primary_ip(Some(pod), status, host_ips);
             let outcome = self.kill_container(pod, identity, kill, None, ip).await;
             let ok = outcome.is_ok();
             result.push(Action::KillContainer, &kill.name, outcome);

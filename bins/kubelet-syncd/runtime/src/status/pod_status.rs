@@ -83,7 +83,7 @@ pub fn generate(input: &StatusInput<'_>) -> PodStatus {
         listed.extend_from_slice(input.resize);
     }
     status.conditions = Some(listed);
-    set_addresses(input, old, &mut status);
+    set_addresses(input, old, phase, &mut status);
     limit_messages(pod, &mut status);
     status
 }
@@ -180,10 +180,14 @@ fn has_active_regular_container(input: &StatusInput<'_>) -> bool {
     input.runtime.containers.iter().any(|c| c.sandbox_id == sandbox.id && regular(&c.name))
 }
 
-fn set_addresses(input: &StatusInput<'_>, old: Option<&PodStatus>, status: &mut PodStatus) {
+/// A pod of the host's network has the node's addresses as they are now, and at its end those that it had (upstream's
+/// convertStatusToAPIStatus takes addresses from the runtime alone, and `pleg/generic.go` getPodIPs keeps them where no sandbox is
+/// ready any more).
+fn set_addresses(input: &StatusInput<'_>, old: Option<&PodStatus>, phase: Phase, status: &mut PodStatus) {
     let host = &input.facts.host_ips;
+    let follows_host = host_network(input.pod) && !host.is_empty() && !phase.is_terminal();
     let mut ips: Vec<IpAddr> = input.facts.sort_pod_ips(input.runtime.ips());
-    if ips.is_empty() {
+    if ips.is_empty() && !follows_host {
         // The sandbox is gone or being replaced: the last known addresses stay.
         ips = old.and_then(|o| o.pod_ips.as_ref()).into_iter().flatten().filter_map(|ip| ip.ip.parse().ok()).collect();
     }

@@ -581,6 +581,41 @@ fn addresses_by_the_nodes_first_family() {
     }
 }
 
+/// After a restart as well, when the API server's copy is all that is known of what was told.
+#[test]
+fn a_pod_of_the_hosts_network_follows_the_nodes_addresses() {
+    let told = |phase: &str| -> PodStatus {
+        let ips = serde_json::json!([{"ip": "10.9.9.9"}]);
+        serde_json::from_value(serde_json::json!({"phase": phase, "podIP": "10.9.9.9", "podIPs": ips})).unwrap()
+    };
+    let shown = |w: &mut World| {
+        let ips: Vec<String> = w.step().pod_ips.into_iter().flatten().map(|ip| ip.ip).collect();
+        ips.join(" ")
+    };
+    let spec = serde_json::json!({"hostNetwork": true, "containers": [{"name": "main", "image": "i"}]});
+    let mut w = world(spec);
+    w.sandbox();
+    w.runtime.sandboxes[0].ips.clear();
+    w.container("main", RunState::Running, 0);
+    w.pod.status = Some(told("Running"));
+    w.old = None;
+    assert_eq!(shown(&mut w), "10.240.0.2");
+    w.facts.host_ips = ["10.240.0.3", "fd00::3"].map(|ip| ip.parse().unwrap()).to_vec();
+    assert_eq!(shown(&mut w), "10.240.0.3 fd00::3");
+    let kept = std::mem::take(&mut w.facts.host_ips);
+    assert_eq!(shown(&mut w), "10.240.0.3 fd00::3", "the node's are not known");
+    w.facts.host_ips = kept;
+    // What has ended had the addresses that it was told with.
+    w.facts.host_ips[0] = "10.240.0.4".parse().unwrap();
+    w.terminal = true;
+    w.container("main", RunState::Exited, 1);
+    assert_eq!(shown(&mut w), "10.240.0.3 fd00::3");
+    // One of its own network keeps what was told of it while its sandbox is away.
+    let mut w = world(simple("Always"));
+    w.old = Some(told("Running"));
+    assert_eq!(shown(&mut w), "10.9.9.9");
+}
+
 #[test]
 fn generations_are_those_of_the_spec_that_was_looked_at() {
     let mut w = world(simple("Always"));
