@@ -1,6 +1,7 @@
 //! CRI's ContainerConfig from a pod's container and what was prepared for this instance. Pure, like `sandbox_config`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 
 use bulkhead_cri::v1;
@@ -118,7 +119,7 @@ pub struct Instance<'a> {
     pub volumes: &'a MountedVolumes,
     /// [`super::env::environment`] of this container.
     pub environment: &'a Environment,
-    /// What the container manager gives it. Nothing yet while [`check`] looks.
+    /// What the container manager gives it.
     pub options: &'a RunContainerOptions,
     /// Where the parts of volumes are that are mounted by `subPath`, by the mount's place among `volumeMounts`. None
     /// yet while [`check`] looks.
@@ -140,6 +141,19 @@ pub fn wants_etc_hosts(container: &Container) -> bool {
     container.volume_mounts.iter().flatten().all(|m| m.mount_path != "/etc/hosts")
 }
 
+/// What `$(NAME)` stands for in a command, an argument and a `subPathExpr`, each name once: the spec's variables, and those that the
+/// container manager gives where the spec has none of the name (upstream GenerateRunContainerOptions hands on one list of both, of
+/// which the last of a name counts).
+fn variables<'a>(instance: &Instance<'a>) -> Cow<'a, [(String, Vec<u8>)]> {
+    let given = &instance.options.envs;
+    if given.is_empty() {
+        return Cow::Borrowed(instance.environment);
+    }
+    let mut names: HashSet<&str> = instance.environment.iter().map(|(name, _)| name.as_str()).collect();
+    let more = given.iter().rev().filter(|(name, _)| names.insert(name));
+    Cow::Owned(instance.environment.iter().chain(more).cloned().collect())
+}
+
 /// Everything that can be refused before anything is created for the instance: features that are not there yet, volumes,
 /// users. [`container_config`] checks the same; this saves the files that a refused start would leave. Answers the
 /// parts of volumes that are to be prepared.
@@ -150,13 +164,14 @@ pub fn check(
     instance: &Instance<'_>,
     facts: &NodeFacts,
 ) -> Result<Vec<SubPath>, ContainerConfigError> {
-    let mut parts = sub_paths(container, instance.environment)?;
+    let variables = variables(instance);
+    let mut parts = sub_paths(container, &variables)?;
     parts.retain(|part| !instance.images.contains_key(&part.volume));
     let unresolved: BTreeMap<usize, PathBuf> = parts.iter().map(|part| (part.index, PathBuf::new())).collect();
     mounts(container, &Instance { sub_paths: &unresolved, ..*instance }, facts)?;
     devices(container, instance)?;
     verify_run_as_non_root(pod, identity, container, instance.image_user)?;
-    expand_command(container, instance.environment)?;
+    expand_command(container, &variables)?;
     security_context(pod, container, instance, facts)?;
     Ok(parts)
 }
@@ -170,7 +185,7 @@ pub fn container_config(
     facts: &NodeFacts,
 ) -> Result<v1::ContainerConfig, ContainerConfigError> {
     verify_run_as_non_root(pod, identity, container, instance.image_user)?;
-    let (command, args) = expand_command(container, instance.environment)?;
+    let (command, args) = expand_command(container, &variables(instance))?;
     let options = instance.options;
     let environment = options.envs.iter().chain(instance.environment);
     let mut annotations = options.annotations.clone();
@@ -257,7 +272,7 @@ fn mounts(
 ) -> Result<Vec<v1::Mount>, ContainerConfigError> {
     let mut mounts = instance.options.mounts.clone();
     let parts: BTreeMap<usize, String> =
-        sub_paths(container, instance.environment)?.into_iter().map(|part| (part.index, part.path)).collect();
+        sub_paths(container, &variables(instance))?.into_iter().map(|part| (part.index, part.path)).collect();
     for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
         let part = parts.get(&index);
         if let Some(image) = instance.images.get(&mount.name) {

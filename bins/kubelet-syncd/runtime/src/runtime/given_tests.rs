@@ -1,14 +1,18 @@
-//! What a container is given that other containers and the runtime bring, in the order of work: files with variables,
-//! image volumes.
+//! What a container is given that other containers, the runtime and the container manager bring, in the order of work: files with
+//! variables, image volumes, variables of devices.
 
 use std::collections::BTreeMap;
 
 use bulkhead_cri::{Code, v1};
-use kubelet_model::v1::Pod;
+use bulkhead_types::ContainerId;
+use futures_util::future::BoxFuture;
+use kubelet_model::v1::{Container, Pod};
 
 use super::container_config::{MountedVolume, VolumeRoot};
-use super::fake_runtime::{World, world};
+use super::fake_runtime::{Managers, World, world};
 use super::image_volumes::Counted;
+use super::result::ActionError;
+use super::run_options::{ContainerManager, RunContainerOptions};
 use kubelet_model::fixtures::{pod, sandbox_status, uid};
 use kubelet_model::pod::model::{RuntimePod, SandboxState};
 
@@ -190,4 +194,41 @@ async fn a_runtime_that_cannot_mount_images_says_so() {
     assert_eq!((error.reason.as_str(), error.message.as_str()), ("CreateContainerError", text));
     assert!(w.fake.events().contains(&format!("event Warning Failed spec.containers{{a}} Error: {text}")));
     assert_eq!(w.fake.log().counted, [Counted { requested: 1, mounts: 1, failed: true }]);
+}
+
+/// A device plugin that gives these variables.
+struct Devices(&'static [(&'static str, &'static str)]);
+
+impl ContainerManager for Devices {
+    fn prepare_dynamic_resources<'a>(&'a self, _: &'a Pod) -> BoxFuture<'a, Result<(), String>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn run_options<'a>(
+        &'a self,
+        _: &'a Pod,
+        _: &'a Container,
+    ) -> BoxFuture<'a, Result<RunContainerOptions, ActionError>> {
+        let envs = self.0.iter().map(|(name, value)| ((*name).to_owned(), value.as_bytes().to_vec())).collect();
+        Box::pin(async { Ok(RunContainerOptions { envs, ..RunContainerOptions::default() }) })
+    }
+
+    fn created(&self, _: &Pod, _: &Container, _: &ContainerId, _: &RunContainerOptions) {}
+}
+
+#[tokio::test]
+async fn variables_of_devices_are_put_in_like_those_of_the_spec() {
+    let mut w = world();
+    w.container_manager = Managers(Box::new(Devices(&[("DEVICE", "first"), ("BOTH", "given"), ("DEVICE", "last")])));
+    w.volumes.insert("v".to_owned(), volume(VolumeRoot::Plugin("kubernetes.io/empty-dir")));
+    let mount = serde_json::json!({"name": "v", "mountPath": "/v", "subPathExpr": "of/$(DEVICE)/$(BOTH)"});
+    let pod = pod(serde_json::json!({"enableServiceLinks": true, "volumes": [{"name": "v", "emptyDir": {}}],
+        "containers": [{"name": "a", "image": "i", "command": ["$(DEVICE)", "$$(DEVICE)"], "args": ["$(BOTH) $(NONE)"],
+            "env": [{"name": "BOTH", "value": "own"}], "volumeMounts": [mount]}]}));
+    let result = w.sync(&pod, &ready()).await;
+    assert!(result.is_ok(), "{result:?}");
+    let part = w.fake.take().into_iter().find(|line| line.starts_with("sub path")).unwrap();
+    assert!(part.ends_with("/v/of/last/own"), "{part}");
+    let config = w.fake.log().configs[0].clone();
+    assert_eq!((config.command, config.args), (vec!["last".into(), "$(DEVICE)".into()], vec!["own $(NONE)".into()]));
 }

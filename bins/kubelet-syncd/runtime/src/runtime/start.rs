@@ -22,7 +22,6 @@ use super::image_volumes::{self, ImageVolumes};
 use super::ports::{HostFiles, HostFilesError, ImageRequest, Images, LogDirectory, ResolvedImage};
 use super::request_check::{self, Refusal, Starting};
 use super::result::ActionError;
-use super::run_options::RunContainerOptions;
 use super::sandbox_config::SandboxPlan;
 use super::sub_paths::SubPath;
 use super::sync::{RuntimeManager, SyncContext};
@@ -116,6 +115,12 @@ impl<R: RuntimeService, F: HostFiles, I: Images> Start<'_, R, F, I> {
         let target = self.target(target).map_err(|error| self.config_error(kind, container, &error))?;
         let environment = self.environment(container).await;
         let environment = environment.map_err(|error| self.config_error(kind, container, &error.into()))?;
+        // Before anything is put into the command: what is given may be variables.
+        let options = self.context.container_manager.run_options(self.pod, container).await.inspect_err(|error| {
+            if !error.transient {
+                self.warn(kind, container, "Failed", format!("Error: {}", error.message));
+            }
+        })?;
         let mut instance = Instance {
             restart_count: 0,
             image_ref: &image.image_ref,
@@ -123,7 +128,7 @@ impl<R: RuntimeService, F: HostFiles, I: Images> Start<'_, R, F, I> {
             volumes: self.context.volumes,
             environment: &environment,
             sub_paths: &BTreeMap::new(),
-            options: &RunContainerOptions::default(),
+            options: &options,
             images,
             etc_hosts: None,
             termination_file: None,
@@ -132,12 +137,6 @@ impl<R: RuntimeService, F: HostFiles, I: Images> Start<'_, R, F, I> {
         };
         let parts = container_config::check(self.pod, self.identity, container, &instance, self.context.facts)
             .map_err(|error| self.config_error(kind, container, &error))?;
-        let options = self.context.container_manager.run_options(self.pod, container).await.inspect_err(|error| {
-            if !error.transient {
-                self.warn(kind, container, "Failed", format!("Error: {}", error.message));
-            }
-        })?;
-        instance.options = &options;
         let sub_paths = self.sub_paths(kind, container, parts).await?;
         instance.sub_paths = &sub_paths;
         let prepared = self.prepare(container).await.map_err(|error| self.files_error(kind, container, &error))?;
