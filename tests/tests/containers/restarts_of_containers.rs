@@ -1,6 +1,8 @@
 //! When containers run again and when not: rules of their own, the restart of all containers in place, changed images,
 //! containers for debugging, and a pause that outlives whoever keeps it.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::image::LOCAL_BUSYBOX;
 use bulkhead_testkit::{IDLE, Lab};
@@ -8,6 +10,9 @@ use bulkhead_tests::history::condition;
 use bulkhead_tests::joined::{Member, waiting};
 use bulkhead_tests::lab;
 use serde_json::{Value, json};
+
+/// `syncFrequency`, after which a pod is looked at for no reason.
+const SYNC_PERIOD: Duration = Duration::from_secs(60);
 
 /// Ends with the code the first time, then runs on.
 fn once(code: i32) -> String {
@@ -71,6 +76,14 @@ fn rules_restart_one_or_all() -> Result<()> {
         ],
     );
     member.create("all", &all)?;
+    // Nothing else of it runs whose end would be a reason to look at the pod.
+    let begun = Instant::now();
+    member.create("alone", &spec("Never", &[], &[ruled("alone", &once(88), "RestartAllContainers", 88)]))?;
+
+    let pod = member.wait("alone", "it has restarted", |pod| runs_after(pod, "alone", 1))?;
+    ensure!(pod["status"]["phase"] == "Running", "{pod:#}");
+    let took = begun.elapsed();
+    ensure!(took < SYNC_PERIOD, "it was left to the periodic look, {took:?} after its creation");
 
     // One container, by its own rule; the other by the pod's policy.
     let pod = member.wait("ruled", "it runs again", |pod| runs_after(pod, "again", 1))?;
@@ -119,7 +132,7 @@ fn rules_restart_one_or_all() -> Result<()> {
     member.decide_anew("all")?;
     let after = member.cluster.get("pods", "default", "all")?;
     ensure!(["side", "source", "beside"].iter().all(|name| runs_after(&after, name, 1)), "{after:#}");
-    for pod in ["ruled", "other", "all"] {
+    for pod in ["ruled", "other", "all", "alone"] {
         member.cluster.delete("pods", "default", pod, None)?;
     }
     member.node.finish()

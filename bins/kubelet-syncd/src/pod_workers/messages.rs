@@ -109,6 +109,8 @@ pub struct Work<P> {
 pub enum Outcome {
     /// It did all that it is for.
     Done,
+    /// It did its part without an error, and the rest is for work that follows at once.
+    Again,
     /// A `Sync` found that the pod has ended by itself.
     Terminal,
     /// It was cancelled because something newer is waiting.

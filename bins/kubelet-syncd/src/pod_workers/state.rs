@@ -313,8 +313,8 @@ impl<P: Clone> Workers<P> {
         worker.last_sync = Some(now);
         let mut retry = Retry::Success;
         match (kind, outcome) {
-            (_, Outcome::Cancelled) => {
-                // Whoever cancelled has put an update in line; should that be gone, the last one is looked at again.
+            // Whoever cancelled has put an update in line; should that be gone, the last one is looked at again.
+            (_, Outcome::Cancelled) | (WorkKind::Sync, Outcome::Again) => {
                 worker.requeue_last(now);
                 retry = Retry::PhaseTransition;
             }

@@ -82,6 +82,18 @@ fn a_life() {
 }
 
 #[test]
+fn work_that_did_its_part_is_followed_by_the_rest() {
+    let mut m = Machine::new();
+    m.update("a", UpdateType::Create, facts("p"), None);
+    m.done("a", Outcome::Again);
+    assert_eq!(m.running[&uid("a")].last_sync, Some(m.now), "the rest is for what is there by now");
+    m.done("a", Outcome::Again);
+    m.update("a", UpdateType::Kill, facts("p"), None);
+    m.done("a", Outcome::Again);
+    assert_eq!(m.log(), ["Sync a 0", "Sync a 0", "Sync a 0", "cancel a", "Terminating a 30"]);
+}
+
+#[test]
 fn the_newest_update_waits_and_a_kill_interrupts() {
     let mut m = Machine::new();
     m.update("a", UpdateType::Create, facts("p"), None);
@@ -286,7 +298,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (0u8..4, kind, proptest::option::of(0u64..60), any::<bool>())
             .prop_map(|(pod, kind, grace, deleted)| Step::Update(pod, kind, grace, deleted)),
-        6 => (0u8..4, 0u8..5).prop_map(|(pod, outcome)| Step::Done(pod, outcome)),
+        6 => (0u8..4, 0u8..6).prop_map(|(pod, outcome)| Step::Done(pod, outcome)),
         1 => (0u8..4).prop_map(Step::RuntimePod),
         2 => proptest::collection::vec(0u8..4, 0..4).prop_map(Step::SyncKnown),
         1 => (0u8..4).prop_map(Step::Renotify),
@@ -315,6 +327,7 @@ proptest! {
                         0 => Outcome::Cancelled,
                         1 => Outcome::Failed(Retry::NetworkNotReady),
                         2 if kind == WorkKind::Sync => Outcome::Terminal,
+                        3 if kind == WorkKind::Sync => Outcome::Again,
                         _ => Outcome::Done,
                     };
                     m.workers.done(&uid, kind, outcome, m.now)

@@ -314,6 +314,7 @@ impl World {
             self.deliver(UpdateType::Sync);
         }
         Some(match self.retry(&result) {
+            None if result.is_reset() => Outcome::Again,
             None => Outcome::Done,
             Some(retry) => Outcome::Failed(retry),
         })

@@ -55,6 +55,8 @@ pub struct Report {
     pub did_something: bool,
     /// When to try again, when it did not all work.
     pub failed: Option<Retry>,
+    /// See [`SyncResult::is_reset`].
+    pub is_reset: bool,
 }
 
 /// One for the node.
@@ -172,7 +174,8 @@ impl RuntimeSide {
         cancel: &CancellationToken,
     ) -> Report {
         let Ok(identity) = PodIdentity::of(pod) else {
-            return Report { did_something: false, failed: Some(Retry::Failed { back_off: None }) };
+            let failed = Some(Retry::Failed { back_off: None });
+            return Report { did_something: false, failed, is_reset: false };
         };
         let facts = node.facts();
         let resizer = PodResizer { node, cri: &self.cri, uid, pod, facts: &facts };
@@ -198,7 +201,7 @@ impl RuntimeSide {
         if let Some(text) = result.error_text() {
             tracing::info!("sync is not complete: {text}");
         }
-        Report { did_something: result.did_work(), failed: retry(&result) }
+        Report { did_something: result.did_work(), failed: retry(&result), is_reset: result.is_reset() }
     }
 
     /// Stops everything of a pod. `hurried`: its signals are not held back for others.

@@ -341,6 +341,7 @@ impl PodSyncer {
             self.node.pods.drop_prepared(&self.uid);
         }
         match report.failed {
+            None if report.is_reset => Ok(Outcome::Again),
             None => Ok(Outcome::Done),
             Some(retry) => Err(Stop::Retry(retry)),
         }

@@ -90,6 +90,13 @@ impl SyncResult {
         self.actions.iter().any(|a| a.error.as_ref().is_none_or(|e| e.back_off_until.is_none()))
     }
 
+    /// Containers were removed so that all of the pod start anew, and nothing went wrong: they are started by a sync that follows at
+    /// once (upstream `kubelet.go` SyncPod). The runtime's events need not ask for it: they tell of nothing but removals where nothing
+    /// else ran.
+    pub fn is_reset(&self) -> bool {
+        self.is_ok() && self.actions.iter().any(|a| a.action == Action::RemoveContainer)
+    }
+
     /// The whole error as upstream writes it, None when all went well.
     pub fn error_text(&self) -> Option<String> {
         let actions = self.actions.iter().filter_map(|a| {
@@ -150,5 +157,16 @@ mod tests {
         assert_eq!(result.back_off_until(), None);
         result.push(Action::StartContainer, "d", Ok(()));
         assert!(result.did_work());
+    }
+
+    #[test]
+    fn what_was_reset() {
+        let mut result = SyncResult::default();
+        result.push(Action::KillContainer, "a", Ok(()));
+        assert!(!result.is_reset());
+        result.push(Action::RemoveContainer, "a", Ok(()));
+        assert!(result.is_reset());
+        result.push(Action::RemoveContainer, "b", Err(ActionError::new("RemoveContainerError", "busy")));
+        assert!(!result.is_reset(), "it is tried again in its time");
     }
 }
