@@ -239,6 +239,7 @@ impl World {
             messages: &BTreeMap::new(),
             probes: &self.probes,
             facts: &self.facts,
+            handler: None,
             actuated: None,
             resize: &[],
             terminal: stage != Stage::Alive,

@@ -39,6 +39,7 @@ use kubelet_pleg::Pleg;
 use kubelet_probes::hooks::pre_stop::PreStops;
 use kubelet_runtime::runtime::backoff::CrashLoopBackOff;
 use kubelet_runtime::runtime::gc::GcPolicy;
+use kubelet_runtime::runtime::pod_runtime::handler_features;
 use kubelet_runtime::runtime::result::{Action, SyncResult};
 use kubelet_runtime::runtime::sync::{RuntimeManager, SyncContext};
 use kubelet_runtime::runtime::userns::{self, Pool, UserNamespaces};
@@ -260,6 +261,7 @@ impl RuntimeSide {
             messages: &node.termination_messages.of(runtime),
             probes: &node.prober.results(uid, runtime),
             facts: &facts,
+            handler: handler_features(pod, &*node.objects, &facts),
             actuated: actuated.as_ref(),
             resize: &resize,
             terminal: stage != Stage::Alive,

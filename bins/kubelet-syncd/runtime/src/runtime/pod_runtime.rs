@@ -81,6 +81,13 @@ impl PodRuntime {
     }
 }
 
+/// What the handler of the pod's RuntimeClass can do; None: the class cannot be looked up (upstream `kubelet_pods.go`
+/// runtimeClassSupportsRecursiveReadOnlyMounts, for which that is a handler that can do nothing).
+pub fn handler_features(pod: &Pod, objects: &dyn Objects, facts: &NodeFacts) -> Option<HandlerFeatures> {
+    let class = pod.spec.as_ref().and_then(|spec| spec.runtime_class_name.as_deref()).unwrap_or_default();
+    objects.runtime_handler(class).ok().map(|handler| facts.handler(&handler))
+}
+
 fn asks_for_features(pod: &Pod) -> bool {
     let Some(spec) = &pod.spec else { return false };
     let recursive = |mounts: &Option<Vec<VolumeMount>>| {
@@ -127,6 +134,25 @@ mod tests {
             assert_eq!(ask(spec, &facts).unwrap().users, None);
         }
         assert_eq!(ask(serde_json::json!({"containers": []}), &facts).unwrap(), PodRuntime::default());
+    }
+
+    #[test]
+    fn what_the_handler_of_a_class_can_do() {
+        let objects = FakeObjects::default();
+        objects.put_handler("deep", "crun");
+        objects.put_handler("lost", "nowhere");
+        let mut facts = NodeFacts::new(HostFacts::default());
+        let deep = HandlerFeatures { recursive_read_only_mounts: true, ..HandlerFeatures::default() };
+        facts.handlers = [("crun".to_owned(), deep), (String::new(), HandlerFeatures::default())].into();
+        for (class, expected) in [
+            ("", Some(HandlerFeatures::default())),
+            ("deep", Some(deep)),
+            ("lost", Some(HandlerFeatures::default())),
+            ("unknown", None),
+        ] {
+            let pod = pod(serde_json::json!({"containers": [], "runtimeClassName": class}));
+            assert_eq!(handler_features(&pod, &objects, &facts), expected, "{class}");
+        }
     }
 
     #[test]

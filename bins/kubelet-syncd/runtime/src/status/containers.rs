@@ -54,7 +54,8 @@ pub(super) struct Inputs<'a> {
     /// The pod restarts in place.
     pub restarting: bool,
     pub runtime_name: &'a str,
-    pub recursive_read_only: bool,
+    /// Whether the pod's handler mounts recursively read-only. None: not known now.
+    pub recursive_read_only: Option<bool>,
     /// Which signal stops a container is told.
     pub stop_signals: bool,
     /// Which image a volume has is told (gate ImageVolumeWithDigest).
@@ -118,7 +119,7 @@ fn without_instance(inputs: Inputs<'_>, container: &Container, old: Option<&Cont
         image: image(container).to_owned(),
         state: Some(waiting(default_reason, "")),
         last_state: Some(ContainerState::default()),
-        volume_mounts: mount_statuses(container, inputs, &[]),
+        volume_mounts: mount_statuses(container, inputs, &[], old.filter(|_| inputs.recursive_read_only.is_none())),
         ..ContainerStatus::default()
     };
     let Some(old) = old else { return status };
@@ -156,6 +157,9 @@ fn convert(
     old: Option<&ContainerStatus>,
 ) -> ContainerStatus {
     let id = format!("{}://{}", inputs.runtime_name, instance.id);
+    // How an instance has its mounts was decided when it was made, and the class may be another one by now.
+    let is_told = |old: &&ContainerStatus| old.container_id.as_ref() == Some(&id);
+    let told_mounts = old.filter(|old| inputs.recursive_read_only.is_none() || is_told(old));
     let mut status = ContainerStatus {
         name: instance.name.clone(),
         image: instance.image.clone(),
@@ -163,7 +167,7 @@ fn convert(
         container_id: Some(id.clone()),
         restart_count: i32::try_from(instance.restart_count).unwrap_or(i32::MAX),
         last_state: Some(ContainerState::default()),
-        volume_mounts: mount_statuses(container, inputs, &instance.image_volumes),
+        volume_mounts: mount_statuses(container, inputs, &instance.image_volumes, told_mounts),
         user: instance.user.as_ref().map(user),
         stop_signal: stop_signal::shown(instance.stop_signal).filter(|_| inputs.stop_signals),
         resources: Some(resources::of_container(
@@ -334,8 +338,14 @@ fn set_readiness(
 }
 
 /// `images`: those that the container's instance has mounted. Upstream looks for the volume's name in the runtime's answer, which
-/// has none; a mount is known by its path.
-fn mount_statuses(container: &Container, inputs: Inputs<'_>, images: &[ImageMount]) -> Option<Vec<VolumeMountStatus>> {
+/// has none; a mount is known by its path. `told`: a status whose mounts are as they are now (upstream takes them from any that was
+/// told before, also from before the class was known).
+fn mount_statuses(
+    container: &Container,
+    inputs: Inputs<'_>,
+    images: &[ImageMount],
+    told: Option<&ContainerStatus>,
+) -> Option<Vec<VolumeMountStatus>> {
     let volumes = inputs.pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
     let is_image = |name: &str| volumes.iter().any(|volume| volume.name == name && volume.image.is_some());
     let image_of = |mount: &k8s_openapi::api::core::v1::VolumeMount| {
@@ -346,16 +356,23 @@ fn mount_statuses(container: &Container, inputs: Inputs<'_>, images: &[ImageMoun
         let fits = image_ref.len() <= IMAGE_REF_MAX;
         fits.then_some(VolumeStatus { image: Some(ImageVolumeStatus { image_ref }) })
     };
-    let supported = inputs.recursive_read_only;
+    let supported = inputs.recursive_read_only == Some(true);
+    let told_of = |mount: &k8s_openapi::api::core::v1::VolumeMount| {
+        let mut told = told?.volume_mounts.iter().flatten();
+        told.find(|told| told.name == mount.name && told.mount_path == mount.mount_path)?.recursive_read_only.clone()
+    };
     let mounts = container.volume_mounts.as_deref().filter(|m| !m.is_empty())?;
     let status = |mount: &k8s_openapi::api::core::v1::VolumeMount| {
         let read_only = mount.read_only == Some(true);
-        let recursive = recursive_read_only(mount, supported).unwrap_or(false);
+        let recursive = || match recursive_read_only(mount, supported) {
+            Ok(true) => "Enabled".to_owned(),
+            Ok(false) | Err(_) => "Disabled".to_owned(),
+        };
         VolumeMountStatus {
             name: mount.name.clone(),
             mount_path: mount.mount_path.clone(),
             read_only: read_only.then_some(true),
-            recursive_read_only: read_only.then(|| if recursive { "Enabled" } else { "Disabled" }.to_owned()),
+            recursive_read_only: read_only.then(|| told_of(mount).unwrap_or_else(recursive)),
             volume_status: image_of(mount),
         }
     };

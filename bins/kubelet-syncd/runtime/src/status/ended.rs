@@ -36,6 +36,7 @@ pub fn course(pod: &Pod, runtime: &RuntimePod, facts: &NodeFacts) -> Course {
         messages: &BTreeMap::new(),
         probes: &ProbeResults::default(),
         facts,
+        handler: None,
         actuated: None,
         resize: &[],
         terminal: false,

@@ -16,7 +16,7 @@ use super::reason_cache::StartFailure;
 use super::termination::{POD_BYTES_MAX, head};
 use crate::allocation::PodResources;
 use crate::allocation::conditions::IN_PROGRESS;
-use kubelet_model::node_facts::NodeFacts;
+use kubelet_model::node_facts::{HandlerFeatures, NodeFacts};
 use kubelet_model::pod::model::RuntimePod;
 use kubelet_model::pod::resources::{pod_limits, pod_requests, qos_class, to_api};
 use kubelet_model::pod::restart::restart_all_wanted;
@@ -47,6 +47,8 @@ pub struct StatusInput<'a> {
     pub messages: &'a BTreeMap<ContainerId, String>,
     pub probes: &'a ProbeResults,
     pub facts: &'a NodeFacts,
+    /// What the handler of its RuntimeClass can do, from [`crate::runtime::pod_runtime::handler_features`].
+    pub handler: Option<HandlerFeatures>,
     /// What the pod's containers were given last.
     pub actuated: Option<&'a PodResources>,
     /// What is to be said of its resize.
@@ -116,7 +118,7 @@ fn set_container_statuses(input: &StatusInput<'_>, old: Option<&PodStatus>, stat
             restarting,
             runtime_name: &input.facts.runtime_name,
             actuated: input.actuated,
-            recursive_read_only: input.facts.handler("").recursive_read_only_mounts,
+            recursive_read_only: input.handler.map(|handler| handler.recursive_read_only_mounts),
             stop_signals: input.facts.stop_signals,
             image_volume_digests: input.facts.image_volume_digests,
         };

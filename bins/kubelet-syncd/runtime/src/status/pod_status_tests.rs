@@ -17,6 +17,7 @@ struct World {
     failures: HashMap<String, StartFailure>,
     messages: BTreeMap<ContainerId, String>,
     facts: NodeFacts,
+    handler: Option<HandlerFeatures>,
     terminal: bool,
     termination: Option<TerminationReason>,
     now: i64,
@@ -36,6 +37,7 @@ fn world(spec: serde_json::Value) -> World {
         failures: HashMap::new(),
         messages: BTreeMap::new(),
         facts,
+        handler: Some(HandlerFeatures::default()),
         terminal: false,
         termination: None,
         now: 1000,
@@ -133,6 +135,7 @@ impl World {
             messages: &self.messages,
             probes: &ProbeResults::default(),
             facts: &self.facts,
+            handler: self.handler,
             actuated: None,
             resize: &[],
             terminal: self.terminal,
@@ -446,6 +449,32 @@ fn sums_of_resources() {
         serde_json::json!([{"name": "v", "mountPath": "/v"}, {"name": "v", "mountPath": "/r", "readOnly": true, "recursiveReadOnly": "Disabled"}])
     );
     assert_eq!(s.qos_class.as_deref(), Some("Guaranteed"));
+}
+
+/// By what the pod's own handler can do when the instance is made; another answer later makes another mount of no instance.
+#[test]
+fn mounts_are_told_as_the_instance_has_them() {
+    let mount =
+        serde_json::json!({"name": "v", "mountPath": "/v", "readOnly": true, "recursiveReadOnly": "IfPossible"});
+    let mut w = world(serde_json::json!({"containers": [{"name": "main", "image": "i", "volumeMounts": [mount]}]}));
+    let can = |recursive_read_only_mounts| Some(HandlerFeatures { recursive_read_only_mounts, ..Default::default() });
+    let shown = |w: &mut World, handler| {
+        w.handler = handler;
+        main_state(&w.step())["volumeMounts"][0]["recursiveReadOnly"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(shown(&mut w, None), "Disabled", "the class is not known yet");
+    assert_eq!(shown(&mut w, can(true)), "Enabled");
+    assert_eq!(shown(&mut w, None), "Enabled");
+    w.sandbox();
+    w.container("main", RunState::Running, 0);
+    for later in [None, can(true), can(false), None] {
+        assert_eq!(shown(&mut w, later), "Enabled");
+    }
+    w.runtime.containers[0].id = "next".parse().unwrap();
+    assert_eq!(shown(&mut w, can(false)), "Disabled");
+    // The first look at it came after the class was lost sight of, and nothing else was told.
+    w.old = None;
+    assert_eq!(shown(&mut w, None), "Disabled");
 }
 
 #[test]
