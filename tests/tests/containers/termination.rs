@@ -35,6 +35,8 @@ fn termination_messages_are_shown() -> Result<()> {
         once("long", &format!("({long}) > /dev/termination-log")),
         fallback(once("lines", "i=0; while [ $i -lt 200 ]; do echo $i; i=$((i+1)); done; exit 1")),
         fallback(once("bytes", &format!("{long}; exit 1"))),
+        // Of one line, which the runtime divides: a part is 16 KiB, and little is left for the last.
+        fallback(once("line", "head -c 16384 /dev/zero | tr '\\0' x; echo -n end; exit 1")),
         // Four share what a pod may say.
         once("shared", &format!("({long}) > /dev/termination-log")),
     ];
@@ -47,6 +49,7 @@ fn termination_messages_are_shown() -> Result<()> {
     }
     let lines: String = (120..200).map(|n| format!("{n}\n")).collect();
     let all = "0123456789\n".repeat(500);
+    let line = format!("{}end", "x".repeat(2045));
     for (name, phase, message) in [
         ("custom", "Succeeded", Some("DONE")),
         ("relative", "Succeeded", Some("DONE")),
@@ -57,6 +60,7 @@ fn termination_messages_are_shown() -> Result<()> {
         ("long", "Succeeded", Some(&all[all.len() - 4096..])),
         ("lines", "Failed", Some(lines.as_str())),
         ("bytes", "Failed", Some(&"0123456789\n".repeat(80))),
+        ("line", "Failed", Some(&line)),
         ("shared", "Succeeded", Some(&all[all.len() - 4096..][..3072])),
     ] {
         let pod = wait_phase(&cluster, name, phase)?;

@@ -14,12 +14,7 @@ use bulkhead_types::{ContainerId, PodUid};
 use tonic::Code;
 
 use kubelet_model::pod::model::{ContainerStatus, RunState, RuntimePod};
-use kubelet_runtime::status::termination::{
-    FILE_BYTES_MAX, LOG_BYTES_MAX, LOG_LINES_MAX, falls_back_to_log, log_tail, tail,
-};
-
-/// What is read from the end of a log: the wanted text with CRI's prefix before each line.
-const LOG_READ_MAX: usize = LOG_BYTES_MAX + LOG_LINES_MAX * 64;
+use kubelet_runtime::status::termination::{FILE_BYTES_MAX, LOG_READ_MAX, falls_back_to_log, log_tail, tail};
 
 /// Messages by container.
 #[derive(Debug)]
@@ -57,7 +52,11 @@ impl TerminationMessages {
     pub async fn learn(&self, uid: &PodUid, pod: &RuntimePod) {
         for status in self.unread(pod) {
             let Some(file) = self.file(uid, status).await else { continue };
-            let text = if falls_back_to_log(status, &file) { self.log(uid, pod, status).await } else { file };
+            let text = match falls_back_to_log(status, &file) {
+                true => self.log(uid, pod, status).await,
+                false => Some(file),
+            };
+            let Some(text) = text else { continue };
             self.known().insert(status.id.clone(), text);
         }
     }
@@ -74,7 +73,7 @@ impl TerminationMessages {
             TerminationMessage { pod_uid: uid.to_string(), container: status.name.clone(), suffix: suffix.to_owned() };
         match self.broker.open(Kind::TerminationMessage(request)).await {
             Ok(fd) => Some(match read_end(fd, FILE_BYTES_MAX) {
-                Ok(text) => tail(&text, FILE_BYTES_MAX).to_owned(),
+                Ok((text, _)) => tail(&text, FILE_BYTES_MAX).to_owned(),
                 Err(error) => unreadable(&error),
             }),
             Err(error) => {
@@ -90,24 +89,25 @@ impl TerminationMessages {
         }
     }
 
-    async fn log(&self, uid: &PodUid, pod: &RuntimePod, status: &ContainerStatus) -> String {
+    /// The end of what the container said. None: not now.
+    async fn log(&self, uid: &PodUid, pod: &RuntimePod, status: &ContainerStatus) -> Option<String> {
         let request = ContainerLog {
             pod: Some(PodLogId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: uid.to_string() }),
             container: status.name.clone(),
             restart_count: status.restart_count,
         };
         match self.broker.open(Kind::ContainerLog(request)).await {
-            Ok(fd) => match read_end(fd, LOG_READ_MAX) {
-                Ok(log) => log_tail(&log),
+            Ok(fd) => Some(match read_end(fd, LOG_READ_MAX) {
+                Ok((log, is_whole)) => log_tail(&log, is_whole),
                 Err(error) => format!("Error on reading termination message from logs: {error}"),
-            },
+            }),
             Err(error) => {
                 tracing::debug!(
                     container = status.name,
                     error = &error as &dyn std::error::Error,
                     "log cannot be read"
                 );
-                String::new()
+                (error.code() != Code::Unavailable).then(String::new)
             }
         }
     }
@@ -118,13 +118,35 @@ impl TerminationMessages {
     }
 }
 
-/// The last bytes of a file as text; what is no UTF-8 is replaced.
-fn read_end(fd: OwnedFd, max: usize) -> std::io::Result<String> {
+/// The last bytes of a file as text, and whether they are all of it; what is no UTF-8 is replaced.
+fn read_end(fd: OwnedFd, max: usize) -> std::io::Result<(String, bool)> {
     let mut file = std::fs::File::from(fd);
     let length = file.metadata()?.len();
     let max = u64::try_from(max).unwrap_or(u64::MAX);
     let mut bytes = Vec::new();
     file.seek(SeekFrom::Start(length.saturating_sub(max)))?;
     file.take(max).read_to_end(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    Ok((String::from_utf8_lossy(&bytes).into_owned(), length <= max))
+}
+
+#[cfg(test)]
+mod tests {
+    use kubelet_model::fixtures::{container_status, uid};
+
+    use super::*;
+
+    /// Its log counts, and kubelet-volnetd is away: the message is not given up for that.
+    #[tokio::test]
+    async fn a_log_that_cannot_be_asked_for_now_is_asked_for_again() {
+        let messages = TerminationMessages::new(BrokerClient::new(Path::new("/nowhere")));
+        let mut status = container_status("c", RunState::Exited, 1);
+        status.termination_message_host_path = None;
+        let mut pod = RuntimePod { containers: vec![status], ..RuntimePod::default() };
+        pod.containers[0].termination_message_policy = "FallbackToLogsOnError".to_owned();
+        messages.learn(&uid(), &pod).await;
+        assert!(messages.is_missing(&pod));
+        pod.containers[0].termination_message_policy = "File".to_owned();
+        messages.learn(&uid(), &pod).await;
+        assert!(!messages.is_missing(&pod));
+    }
 }
