@@ -41,11 +41,16 @@ fn in_tree_volumes_are_mounted_by_their_drivers() -> Result<()> {
     let labels = json!({"metadata": {"labels": {"topology.kubernetes.io/zone": "us-central1-a"}}});
     scene.cluster.patch("persistentvolumes", "", "claimed", &labels)?;
 
-    let spec = pod_of(&[
+    let mut spec = pod_of(&[
         objects::of_claim("claimed"),
         json!({"name": "inline", "awsElasticBlockStore": {"volumeID": "aws://us-east-1a/vol-17"}}),
         json!({"name": "datastore", "vsphereVolume": {"volumePath": "[ds] folder/disk.vmdk"}}),
     ]);
+    // Their folders have other names than the volumes.
+    if let Some(mounts) = spec["containers"][0]["volumeMounts"].as_array_mut() {
+        let part = |volume: &str| json!({"name": volume, "mountPath": format!("/part-of-{volume}"), "subPath": "a/b"});
+        mounts.extend(["claimed", "inline", "datastore"].map(part));
+    }
     scene.create("migrated", &spec)?;
     // The controller knows it by the driver's handle, and so does the node.
     let unique = unique_name(GCE, HANDLE);

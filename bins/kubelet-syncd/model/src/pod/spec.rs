@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 
-use crate::v1::{Container, Pod, PodSpec};
+use crate::v1::{Container, Pod, PodSpec, Volume};
 use bulkhead_types::{IdError, Namespace, PodName, PodUid, is_dns1123_label};
 use k8s_openapi::api::core::v1::{ContainerPort, EphemeralContainer, PodStatus};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -169,6 +169,18 @@ pub fn has_sidecar(pod: &Pod) -> bool {
 
 pub fn image(container: &Container) -> &str {
     container.image.as_deref().unwrap_or("")
+}
+
+/// A volume of an in-tree kind that a CSI driver serves (upstream `pkg/volume/csimigration`); its folders have a name of the
+/// driver's and the volume's.
+pub fn is_migrated(volume: &Volume) -> bool {
+    volume.aws_elastic_block_store.is_some()
+        || volume.azure_disk.is_some()
+        || volume.azure_file.is_some()
+        || volume.cinder.is_some()
+        || volume.gce_persistent_disk.is_some()
+        || volume.portworx_volume.is_some()
+        || volume.vsphere_volume.is_some()
 }
 
 pub fn host_network(pod: &Pod) -> bool {

@@ -29,17 +29,6 @@ const ZONES: &str = "__";
 /// Labels of a PersistentVolume's zones, the older one first.
 const ZONE_LABELS: [&str; 2] = ["failure-domain.beta.kubernetes.io/zone", "topology.kubernetes.io/zone"];
 
-/// A kind that is served by a driver.
-pub fn is_migrated(volume: &Volume) -> bool {
-    volume.aws_elastic_block_store.is_some()
-        || volume.azure_disk.is_some()
-        || volume.azure_file.is_some()
-        || volume.cinder.is_some()
-        || volume.gce_persistent_disk.is_some()
-        || volume.portworx_volume.is_some()
-        || volume.vsphere_volume.is_some()
-}
-
 /// What a driver is told of a PersistentVolume, and its access modes; `None`: it is of no such kind.
 pub type Translated = Option<Result<(CsiSource, Vec<String>), String>>;
 

@@ -1,6 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use kubelet_model::pod::spec::is_migrated;
 
 fn shown(source: &CsiSource) -> Value {
     let secret = source.stage_secret.as_ref().map(|secret| format!("{}/{}", secret.namespace, secret.name));

@@ -11,6 +11,7 @@ use kubelet_model::v1::{Pod, Volume};
 use crate::ports::ClusterReader;
 use crate::spec::VolumeSpec;
 use kubelet_model::objects::ObjectError;
+use kubelet_model::pod::spec::is_migrated;
 use resolve::Use;
 
 /// Why a volume is not known yet.
@@ -25,7 +26,7 @@ pub struct Unresolved {
 /// A volume that is this manager's: a claim, or an inline volume of a CSI driver, of an NFS server, behind Fibre Channel, of an iSCSI target, of a FlexVolume
 /// driver, or of an in-tree kind that a CSI driver serves.
 pub fn is_managed(volume: &Volume) -> bool {
-    migration::is_migrated(volume)
+    is_migrated(volume)
         || volume.persistent_volume_claim.is_some()
         || volume.ephemeral.is_some()
         || volume.csi.is_some()

@@ -6,6 +6,7 @@ use std::path::Path;
 use bulkhead_cri::v1;
 use bulkhead_cri::v1::MountPropagation;
 use k8s_openapi::api::core::v1::VolumeMount;
+use kubelet_model::pod::spec::is_migrated;
 use kubelet_model::v1::Volume;
 
 use super::namespaces::mapping;
@@ -167,12 +168,14 @@ fn whole(known: &RequestContext<'_>, volume: &Volume, path: &str) -> (bool, Stri
     }
 }
 
-/// Whether a path is where a part of a volume is bound for this mount. A claim's folder is named by its PersistentVolume.
+/// Whether a path is where a part of a volume is bound for this mount. A claim's folder is named by its PersistentVolume, that of an
+/// in-tree kind by the driver that serves it.
 fn part_of(known: &RequestContext<'_>, volume: &Volume, container: &str, index: usize, path: &str) -> (bool, String) {
     let folder = known.folder().join("volume-subpaths");
     let of = |name: &str| folder.join(name).join(container).join(index.to_string());
-    let is_claim = volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some();
-    if !is_claim {
+    let has_another_name =
+        volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some() || is_migrated(volume);
+    if !has_another_name {
         let place = of(&volume.name);
         return (Path::new(path) == place, text(&place));
     }

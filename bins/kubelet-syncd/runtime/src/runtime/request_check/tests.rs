@@ -10,7 +10,7 @@ use proptest::sample::select;
 use serde_json::{Value, json};
 
 use super::mutations::MISTAKES;
-use super::setup::{CGROUP, Setup, merge, pod};
+use super::setup::{CGROUP, PODS, Setup, UID, merge, pod};
 use super::*;
 use crate::runtime::fake_runtime::{simple, status, world};
 use crate::runtime::userns::IdBlock;
@@ -86,6 +86,54 @@ fn a_claim_of_a_host_path_shows_that_path_alone() {
         let mut wrong = right.clone();
         change(wrong.container.mounts.iter_mut().find(|mount| mount.container_path == "/v/claimed").unwrap());
         assert_eq!(setup.check(&wrong).unwrap_err().field, field);
+    }
+}
+
+/// A volume's folder has another name than the pod's where something else names the volume; which part of it is shown to whom does not
+/// depend on that.
+#[test]
+fn a_part_of_a_volume_by_its_folder() {
+    let of_kind = |source: Value| {
+        let mut volume = json!({"name": "disk"});
+        merge(&mut volume, source);
+        let mut setup = plain();
+        let spec = setup.pod.spec.as_mut().unwrap();
+        spec.volumes.as_mut().unwrap().push(serde_json::from_value(volume).unwrap());
+        let mount = json!({"name": "disk", "mountPath": "/v/disk", "subPath": "a"});
+        spec.containers[0].volume_mounts.as_mut().unwrap().push(serde_json::from_value(mount).unwrap());
+        // The setup knows of nowhere else where such a volume could be.
+        setup.runtime.claimed_paths.insert("disk".to_owned(), "/srv/disk".into());
+        setup
+    };
+    let kinds = [
+        (json!({"persistentVolumeClaim": {"claimName": "c"}}), true),
+        (json!({"ephemeral": {}}), true),
+        (json!({"gcePersistentDisk": {"pdName": "disk-1"}}), true),
+        (json!({"awsElasticBlockStore": {"volumeID": "vol-17"}}), true),
+        (json!({"vsphereVolume": {"volumePath": "[ds] disk.vmdk"}}), true),
+        (json!({"csi": {"driver": "d"}}), false),
+        (json!({"emptyDir": {}}), false),
+    ];
+    for (kind, any_name) in kinds {
+        let setup = of_kind(kind.clone());
+        let right = setup.requests().unwrap();
+        let own = |path: &str| format!("{PODS}/{UID}/volume-subpaths/{path}");
+        let index = setup.container().volume_mounts.unwrap().len() - 1;
+        for (path, fits) in [
+            (own(&format!("disk/main/{index}")), true),
+            (own(&format!("pd.csi.storage.gke.io-disk-1/main/{index}")), any_name),
+            (own(&format!("disk/other/{index}")), false),
+            (own(&format!("disk/main/{}", index + 1)), false),
+            (own(&format!("../main/{index}")), false),
+            (own(&format!("a/b/main/{index}")), false),
+            (own(""), false),
+            ("/srv/disk".to_owned(), false),
+        ] {
+            let mut asked = right.clone();
+            let mounts = &mut asked.container.mounts;
+            mounts.iter_mut().find(|mount| mount.container_path == "/v/disk").unwrap().host_path.clone_from(&path);
+            assert_eq!(setup.check(&asked).is_ok(), fits, "{path} of {kind}");
+        }
     }
 }
 
