@@ -42,6 +42,16 @@ impl<P: Clone> Workers<P> {
         })
     }
 
+    /// The pod has, or is to have, something of the node: it has not been terminated, and is in no terminal phase unless it is just
+    /// being terminated (upstream `kubelet_pods.go` isPodInactive). `is_over`, which costs more, answers for its phase.
+    pub fn is_active(&self, uid: &PodUid, is_over: impl FnOnce() -> bool) -> bool {
+        match self.lifecycle(uid) {
+            Some(Lifecycle::Terminated | Lifecycle::Finished) => false,
+            Some(Lifecycle::Terminating) => true,
+            Some(Lifecycle::Waiting | Lifecycle::Sync) | None => !is_over(),
+        }
+    }
+
     // The queries below are upstream's; each says what an unknown pod counts as before and after the first housekeeping.
 
     pub fn could_have_running_containers(&self, uid: &PodUid) -> bool {

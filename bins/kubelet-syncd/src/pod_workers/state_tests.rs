@@ -94,6 +94,23 @@ fn work_that_did_its_part_is_followed_by_the_rest() {
 }
 
 #[test]
+fn a_pod_is_active_until_it_has_been_terminated() {
+    let mut m = Machine::new();
+    let active = |m: &Machine| [false, true].map(|is_over| m.workers.is_active(&uid("a"), || is_over));
+    assert_eq!(active(&m), [true, false], "nothing is known but its phase");
+    m.update("a", UpdateType::Create, facts("p"), None);
+    assert_eq!(active(&m), [true, false]);
+    m.update("a", UpdateType::Kill, facts("p"), None);
+    assert_eq!(active(&m), [true, true]);
+    m.done("a", Outcome::Cancelled);
+    assert_eq!(active(&m), [true, true]);
+    m.done("a", Outcome::Done);
+    assert_eq!(active(&m), [false, false], "terminated");
+    m.done("a", Outcome::Done);
+    assert_eq!(active(&m), [false, false], "finished");
+}
+
+#[test]
 fn the_newest_update_waits_and_a_kill_interrupts() {
     let mut m = Machine::new();
     m.update("a", UpdateType::Create, facts("p"), None);

@@ -369,10 +369,8 @@ impl SyncLoop {
 
     /// The desired pod has, or is to have, something of the node.
     fn uses_node(&self, uid: &PodUid, pod: &Pod) -> bool {
-        let stopped = self.workers.lifecycle(uid).is_some_and(|at| at >= Lifecycle::Terminated);
-        let over = self.node.pods.is_over(uid, pod) && !self.workers.termination_requested(uid);
         let undecided = self.admission_queue.pending.get(uid).is_some_and(Pending::is_undecided);
-        !stopped && !over && !undecided && !self.admission_queue.ended.contains(uid)
+        !undecided && !self.admission_queue.ended.contains(uid) && self.is_active(uid, pod)
     }
 
     pub(super) fn node_info(&self) -> NodeInfo {

@@ -93,14 +93,8 @@ impl SyncLoop {
     /// Pods that use the node and are not on their way off it because of an eviction. One that ends for another reason counts:
     /// it may take its time, and an eviction shortens that.
     fn candidates(&self, limited_only: bool) -> Vec<Candidate> {
-        let counts = |uid: &PodUid| {
-            let runs = self.workers.lifecycle(uid).is_some_and(|at| at < Lifecycle::Terminated);
-            runs && self.evictions.book.get(uid).is_none()
-        };
-        let active = self.desired.iter().filter(|(uid, d)| {
-            let over = self.node.pods.is_over(uid, &d.pod) && !self.workers.termination_requested(uid);
-            counts(uid) && !over
-        });
+        let counts = |uid: &PodUid| self.workers.lifecycle(uid).is_some() && self.evictions.book.get(uid).is_none();
+        let active = self.desired.iter().filter(|(uid, d)| counts(uid) && self.is_active(uid, &d.pod));
         let asked = active.filter(|(_, d)| !limited_only || candidate::is_limited(&d.pod));
         asked.filter_map(|(_, d)| candidate::of(&d.pod)).collect()
     }

@@ -463,6 +463,9 @@ impl SyncLoop {
         if matches!(done.kind, WorkKind::Terminating | WorkKind::TerminatingRuntime | WorkKind::Terminated) {
             self.retry_resizes(Trigger::PodTerminated, now);
             self.remove_stale_resources(None);
+            // It is active no more, and no event of the runtime need follow.
+            self.qos_soon(now);
+            self.count_soon();
         }
     }
 
@@ -577,13 +580,14 @@ impl SyncLoop {
         self.shutdown.as_ref()?.next()
     }
 
-    /// Desired pods that are neither finished nor terminating.
+    /// Desired pods that use the node, whether or not they are admitted yet.
     fn active(&self) -> impl Iterator<Item = (&PodUid, &Desired)> {
-        self.desired.iter().filter(|(uid, desired)| self.is_active(uid, desired))
+        self.desired.iter().filter(|(uid, desired)| self.is_active(uid, &desired.pod))
     }
 
-    fn is_active(&self, uid: &PodUid, desired: &Desired) -> bool {
-        !self.node.pods.is_over(uid, &desired.pod) && !self.workers.termination_requested(uid)
+    /// See [`Workers::is_active`].
+    pub(super) fn is_active(&self, uid: &PodUid, pod: &Pod) -> bool {
+        self.workers.is_active(uid, || self.node.pods.is_over(uid, pod))
     }
 
     fn on_health(&mut self) {
@@ -632,7 +636,7 @@ impl SyncLoop {
         for (uid, pod) in self.desired.iter() {
             let is_static = usize::from(pod.source != "api");
             desired[is_static] += 1;
-            active[is_static] += u32::from(self.is_active(uid, pod));
+            active[is_static] += u32::from(self.is_active(uid, &pod.pod));
         }
         for (is_static, label) in ["", "true"].into_iter().enumerate() {
             metrics.desired_pods.with_label_values(&[label]).set(f64::from(desired[is_static]));
