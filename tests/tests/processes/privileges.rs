@@ -10,7 +10,7 @@ use bulkhead_testkit::node::DAEMONS;
 use bulkhead_testkit::processes::{maps_pages_singly, status_line};
 use bulkhead_testkit::{LONG, Node, Pod, cgroups, eventually};
 use bulkhead_tests::lab;
-use serde_json::json;
+use serde_json::{Value, json};
 
 // Numbers of linux/capability.h.
 const CHOWN: u32 = 0;
@@ -259,6 +259,33 @@ fn without_cgroups_of_pods_a_peer_in_a_container_s_cgroup_is_refused() -> Result
     ensure!(answer.starts_with("PermissionDenied"), "{answer}");
     // The daemons are each other's peers all the same.
     ensure!(node.ctl(&["health"])?.contains("healthy"));
+    node.finish()
+}
+
+/// Upstream names no cgroup to the runtime then (podContainerManagerNoop).
+#[test]
+fn without_cgroups_of_pods_a_pod_runs_in_a_cgroup_of_the_runtime_s_choice() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let builder = lab.node("alpha").config("cgroupsPerQOS", json!(false)).config("enforceNodeAllocatable", json!([]));
+    let node = builder.start()?;
+    node.write(&Pod::idle("one"))?;
+    let running = node.wait_running("one", 1)?;
+    let (main, cri) = (&running.main().id, node.cri()?);
+    let cgroup = std::fs::read_to_string(format!("/proc/{}/cgroup", cri.pid(main)?))?;
+    ensure!(cgroup.contains(main.as_str()), "{cgroup}");
+    ensure!(!cgroup.contains(&format!("pod{}", running.sandbox.uid)), "{cgroup}");
+    eventually("what it uses is the sum of its containers'", LONG, || {
+        let stats: Value = serde_json::from_str(&node.ctl(&["stats", "-o", "json"])?)?;
+        let name = node.pod_name("one");
+        let pod = stats["pods"].as_array().and_then(|pods| pods.iter().find(|one| one["name"] == name.as_str()));
+        ensure!(pod.is_some_and(|pod| pod["memoryWorkingSetBytes"].is_u64()), "{stats}");
+        Ok(())
+    })?;
+    // It is looked after like any other: a container that ends is started again, and with its manifest all of it goes.
+    cri.stop_container(main)?;
+    ensure!(node.wait_running("one", 1)?.main().id != *main, "the container that was stopped runs on");
+    node.remove("one")?;
+    node.wait_gone("one")?;
     node.finish()
 }
 

@@ -139,20 +139,21 @@ impl PodsTree {
         self.apply(&path, &resources)
     }
 
-    /// The pod's cgroup with its limits. Answers what CRI's cgroup_parent is, and whether it was missing.
+    /// The pod's cgroup with its limits. Answers what CRI's cgroup_parent is, and whether it was missing. None: pods have no
+    /// cgroups, and the runtime chooses where containers are put (upstream podContainerManagerNoop).
     pub fn ensure_pod(
         &self,
         pod: &PodUid,
         qos: QosClass,
         limits: &Resources,
-    ) -> Result<(CgroupPath, bool), PodsTreeError> {
+    ) -> Result<(Option<CgroupPath>, bool), PodsTreeError> {
         if !self.per_qos {
-            return Ok((self.driver().path(&self.root, &[])?, false));
+            return Ok((None, false));
         }
         let path = self.pod_path(pod, qos)?;
         let created = self.create(&path)?;
         self.apply(&path, limits)?;
-        Ok((path, created))
+        Ok((Some(path), created))
     }
 
     /// What the pod's cgroup is limited to now, and the memory that it uses. None: there is no cgroup for each pod.
@@ -358,6 +359,19 @@ mod tests {
         );
     }
 
+    #[test]
+    fn without_cgroups_of_pods_the_runtime_chooses() {
+        let Ok(hierarchies) = Hierarchies::detect() else { return };
+        for driver in [Driver::Cgroupfs, Driver::Systemd] {
+            let tree = PodsTree::new(hierarchies.clone(), driver, CgroupPath::root(), false).unwrap();
+            let uid = PodUid::parse("0a-b").unwrap();
+            let made = tree.ensure_pod(&uid, QosClass::Burstable, &Resources::default()).unwrap();
+            assert_eq!(made, (None, false));
+            assert!(tree.pod_limits(&uid, QosClass::Burstable).unwrap().is_none() && tree.list().unwrap().is_empty());
+            tree.remove(&uid).unwrap();
+        }
+    }
+
     /// The real tree of this machine, below a root of the test's own.
     #[test]
     fn a_nodes_tree() {
@@ -376,6 +390,7 @@ mod tests {
         let uid = PodUid::parse("0a-b").unwrap();
         let limits = Resources { cpu_shares: Some(102), pids_limit: Some(10), ..Resources::default() };
         let (path, created) = tree.ensure_pod(&uid, QosClass::Burstable, &limits).unwrap();
+        let path = path.unwrap();
         assert_eq!(path.as_str(), format!("{root}/kubepods/burstable/pod0a-b"));
         assert!(created && !tree.ensure_pod(&uid, QosClass::Burstable, &limits).unwrap().1);
         let more = Resources {

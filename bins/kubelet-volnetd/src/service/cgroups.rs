@@ -83,7 +83,8 @@ impl Cgroups for Verbs {
         };
         let (path, created, now) = self.run(Some(lock), ensure).await?;
         let (current, memory_usage_bytes) = now.map_or((None, None), |(limits, usage)| (Some(to_wire(limits)), usage));
-        Ok(Response::new(EnsurePodReply { cgroup_parent: path.to_string(), created, current, memory_usage_bytes }))
+        let cgroup_parent = path.map_or_else(String::new, |path| path.to_string());
+        Ok(Response::new(EnsurePodReply { cgroup_parent, created, current, memory_usage_bytes }))
     }
 
     async fn set_qos(&self, request: Request<SetQosRequest>) -> Result<Response<SetQosReply>, Status> {

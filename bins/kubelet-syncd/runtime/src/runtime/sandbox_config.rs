@@ -35,7 +35,8 @@ pub struct SandboxPlan {
     pub runtime: PodRuntime,
 }
 
-/// Describes the sandbox of `pod`. `cgroup_parent` is the full path that volnetd's EnsurePod returned.
+/// Describes the sandbox of `pod`. `cgroup_parent` is what volnetd's EnsurePod returned: a full path, or nothing where pods
+/// have no cgroups.
 pub fn sandbox_plan(
     pod: &Pod,
     identity: &PodIdentity,

@@ -56,7 +56,7 @@ use kubelet_probes::prober::results::ProbeResults;
 /// What the executor knows about the world around one sync. All of it is borrowed for the length of the call.
 pub struct SyncContext<'a> {
     pub facts: &'a NodeFacts,
-    /// Full path of the pod's cgroup, from volnetd's EnsurePod.
+    /// Full path of the pod's cgroup, from volnetd's EnsurePod. Empty: pods have none.
     pub cgroup_parent: &'a str,
     /// The pod's volumes; all of them are ready.
     pub volumes: &'a MountedVolumes,

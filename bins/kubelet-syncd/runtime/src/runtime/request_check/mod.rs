@@ -54,7 +54,7 @@ pub struct RequestContext<'a> {
     pub pod: &'a Pod,
     pub identity: &'a PodIdentity,
     pub facts: &'a NodeFacts,
-    /// The pod's cgroup as volnetd made it.
+    /// The pod's cgroup as volnetd made it. Empty: pods have none.
     pub cgroup_parent: &'a str,
     pub runtime: &'a PodRuntime,
 }

@@ -44,7 +44,8 @@ pub(super) fn sandbox(known: &RequestContext<'_>, asked: &v1::PodSandboxConfig) 
     must(more.is_none(), "port_mappings", shown, "the host ports of the spec")
 }
 
-/// The cgroup that volnetd made, and by its name this pod's, whichever driver names it.
+/// The cgroup that volnetd made, and by its name this pod's, whichever driver names it. Where pods have none the runtime is
+/// told of none.
 fn cgroup(known: &RequestContext<'_>, asked: &str) -> Checked {
     let uid = known.identity.uid.as_str();
     let last = asked.rsplit('/').next().unwrap_or_default();
@@ -52,7 +53,7 @@ fn cgroup(known: &RequestContext<'_>, asked: &str) -> Checked {
         let name = last.strip_suffix(".slice")?.rsplit('-').next()?.strip_prefix("pod")?;
         Some(name == uid.replace('-', "_"))
     };
-    let is_own = last.strip_prefix("pod") == Some(uid) || by_systemd() == Some(true);
+    let is_own = asked.is_empty() || last.strip_prefix("pod") == Some(uid) || by_systemd() == Some(true);
     must(is_own && asked == known.cgroup_parent, "cgroup_parent", asked, known.cgroup_parent)
 }
 

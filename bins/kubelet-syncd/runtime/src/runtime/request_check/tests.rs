@@ -299,6 +299,10 @@ fn cgroups_of_both_drivers() {
         ("/kubepods", "/kubepods", false),
         ("/kubepods/podother", "/kubepods/podother", false),
         (&*slice, CGROUP, false),
+        ("", "", true),
+        ("", CGROUP, false),
+        ("", "/", false),
+        (CGROUP, "", false),
     ] {
         let (facts, runtime) = (&setup.facts, &setup.runtime);
         let known = RequestContext { pod: &setup.pod, identity: &identity, facts, cgroup_parent: made, runtime };
