@@ -265,7 +265,8 @@ impl Sampler {
             start_time: pod.started_at.clone(),
             ..PodStats::default()
         };
-        if let Some(cgroup) = &pod.cgroup {
+        let cgroup = pod.cgroup.as_deref();
+        if let Some(cgroup) = cgroup {
             let (usage, time) = (self.hierarchy.usage(&mut self.reader, cgroup), Moment::now());
             stats.cpu = self.cpu(cgroup, Whose::Pod(at), &usage, &time, gathered);
             stats.memory = stats::memory(&usage, &time);
@@ -276,23 +277,26 @@ impl Sampler {
                 let stats = self.in_detail(cgroup, &usage, &time, owner, gathered);
                 gathered.cgroups.push(stats);
             }
-            let (network, sockets) = self.sandbox(pod, cgroup, wanted, gathered);
-            stats.network = network;
-            let mut processes = None;
-            for container in &pod.containers {
-                let Some(path) = self.group_of(cgroup, &container.id) else { continue };
-                let whose = Whose::Container { pod: at, container: stats.containers.len() };
-                let (one, count) = self.container(pod, container, (&path, sockets, whose), wanted, gathered);
-                stats.containers.push(one);
-                processes = count.map(|count| processes.unwrap_or(0) + count).or(processes);
-            }
-            stats.process = processes.map(|processes| ProcessStats { process_count: Some(processes) });
+        }
+        let (network, sockets) = self.sandbox(pod, cgroup, wanted, gathered);
+        stats.network = network;
+        let mut processes = None;
+        for container in &pod.containers {
+            let Some(path) = self.group_of(cgroup, &container.id) else { continue };
+            let whose = Whose::Container { pod: at, container: stats.containers.len() };
+            let (one, count) = self.container(pod, container, (&path, sockets, whose), wanted, gathered);
+            stats.containers.push(one);
+            processes = count.map(|count| processes.unwrap_or(0) + count).or(processes);
+        }
+        stats.process = processes.map(|processes| ProcessStats { process_count: Some(processes) });
+        if cgroup.is_none() {
+            (stats.cpu, stats.memory) = stats::of_containers(&stats.containers);
         }
         stats
     }
 
-    /// The folder of a container or sandbox inside its pod's cgroup.
-    fn group_of(&self, pod: &str, id: &str) -> Option<String> {
+    /// The folder of a container or sandbox inside its pod's cgroup, if pods have one.
+    fn group_of(&self, pod: Option<&str>, id: &str) -> Option<String> {
         cgroup::container_candidates(pod, id).into_iter().find(|path| self.hierarchy.exists(path))
     }
 
@@ -300,7 +304,7 @@ impl Sampler {
     fn sandbox(
         &mut self,
         pod: &Pod,
-        cgroup: &str,
+        cgroup: Option<&str>,
         wanted: SampleScope,
         gathered: &mut Gathered,
     ) -> (Option<NetworkStats>, Option<u64>) {
@@ -330,7 +334,7 @@ impl Sampler {
     fn pod_network(
         &mut self,
         pod: &Pod,
-        cgroup: &str,
+        cgroup: Option<&str>,
         sandbox: Option<String>,
     ) -> Option<(Vec<bulkhead_ipc::evictiond::InterfaceStats>, Option<u64>)> {
         let containers = pod.containers.iter().filter_map(|container| self.group_of(cgroup, &container.id));

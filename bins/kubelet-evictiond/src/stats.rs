@@ -1,6 +1,8 @@
 //! Readings as the messages that the API carries. Pure, but for the clock.
 
-use bulkhead_ipc::evictiond::{FsStats, IoStats, MemoryStats, NetworkStats, Psi, PsiData, SwapStats};
+use bulkhead_ipc::evictiond::{
+    ContainerStats, CpuStats, FsStats, IoStats, MemoryStats, NetworkStats, Psi, PsiData, SwapStats,
+};
 use bulkhead_ipc::syncd::DiskUsage;
 
 use crate::cgroup::{self, Usage};
@@ -37,6 +39,33 @@ pub fn memory(usage: &Usage, time: &Moment) -> Option<MemoryStats> {
         major_page_faults: memory.major_page_faults,
         psi: usage.pressure.memory.map(psi),
     })
+}
+
+/// What a pod without a cgroup uses: the sums of its containers (upstream `cri_stats_provider.go`, addPodCPUMemoryStats). A figure
+/// that one of them lacks counts as nothing; pressure cannot be summed.
+pub fn of_containers(containers: &[ContainerStats]) -> (Option<CpuStats>, Option<MemoryStats>) {
+    let plus = |sum: &mut Option<u64>, one: Option<u64>| {
+        *sum = one.map(|one| sum.unwrap_or(0).saturating_add(one)).or(*sum);
+    };
+    let cpu = containers.iter().filter_map(|container| container.cpu.as_ref()).fold(None, |sum, one| {
+        let mut sum: CpuStats = sum.unwrap_or_default();
+        sum.time.clone_from(&one.time);
+        plus(&mut sum.usage_nano_cores, one.usage_nano_cores);
+        plus(&mut sum.usage_core_nano_seconds, one.usage_core_nano_seconds);
+        Some(sum)
+    });
+    let memory = containers.iter().filter_map(|container| container.memory.as_ref()).fold(None, |sum, one| {
+        let mut sum: MemoryStats = sum.unwrap_or_default();
+        sum.time.clone_from(&one.time);
+        plus(&mut sum.available_bytes, one.available_bytes);
+        plus(&mut sum.usage_bytes, one.usage_bytes);
+        plus(&mut sum.working_set_bytes, one.working_set_bytes);
+        plus(&mut sum.rss_bytes, one.rss_bytes);
+        plus(&mut sum.page_faults, one.page_faults);
+        plus(&mut sum.major_page_faults, one.major_page_faults);
+        Some(sum)
+    });
+    (cpu, memory)
 }
 
 pub fn io(usage: &Usage, time: &Moment) -> IoStats {
@@ -118,6 +147,32 @@ mod tests {
         assert_eq!(swap(&open, &time, true).unwrap().available_bytes, Some(0));
         assert_eq!(swap(&usage(None), &time, true).unwrap().usage_bytes, Some(0));
         assert_eq!(swap(&usage(None), &time, false), None, "not accounted");
+    }
+
+    #[test]
+    fn sums_of_a_pod_without_a_cgroup() {
+        let container = |rate, working_set, rss| ContainerStats {
+            cpu: Some(CpuStats {
+                time: "t".to_owned(),
+                usage_nano_cores: rate,
+                usage_core_nano_seconds: Some(5),
+                psi: Some(Psi::default()),
+            }),
+            memory: Some(MemoryStats {
+                working_set_bytes: Some(working_set),
+                rss_bytes: rss,
+                ..MemoryStats::default()
+            }),
+            ..ContainerStats::default()
+        };
+        let all = [container(Some(1), 10, None), ContainerStats::default(), container(None, 20, Some(7))];
+        let (cpu, memory) = of_containers(&all);
+        let expected =
+            CpuStats { time: "t".to_owned(), usage_nano_cores: Some(1), usage_core_nano_seconds: Some(10), psi: None };
+        assert_eq!(cpu, Some(expected));
+        let memory = memory.unwrap();
+        assert_eq!((memory.working_set_bytes, memory.rss_bytes, memory.usage_bytes), (Some(30), Some(7), None));
+        assert_eq!(of_containers(&[ContainerStats::default()]), (None, None));
     }
 
     #[test]

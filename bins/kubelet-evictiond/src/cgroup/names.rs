@@ -21,13 +21,22 @@ pub fn pod_path(cgroup_parent: &str) -> Option<String> {
     Some(path)
 }
 
-/// Names that runtimes give a container's or a sandbox's cgroup inside its pod's.
-pub fn container_candidates(pod: &str, container_id: &str) -> [String; 3] {
-    [
-        format!("{pod}/{container_id}"),
-        format!("{pod}/cri-containerd-{container_id}.scope"),
-        format!("{pod}/crio-{container_id}.scope"),
-    ]
+/// Names that runtimes give a container's or a sandbox's cgroup inside its pod's. `pod`: None where pods have no cgroups
+/// (`cgroupsPerQOS` is false): then it lies where the runtime puts what it is told no place for.
+pub fn container_candidates(pod: Option<&str>, container_id: &str) -> [String; 3] {
+    match pod {
+        Some(pod) => [
+            format!("{pod}/{container_id}"),
+            format!("{pod}/cri-containerd-{container_id}.scope"),
+            format!("{pod}/crio-{container_id}.scope"),
+        ],
+        None => [
+            // containerd's namespace of CRI; CRI-O with either driver.
+            format!("/k8s.io/{container_id}"),
+            format!("/crio/crio-{container_id}"),
+            format!("/system.slice/crio-{container_id}.scope"),
+        ],
+    }
 }
 
 /// The two QoS levels that have a cgroup of their own below that of all pods.
@@ -108,6 +117,12 @@ mod tests {
         ] {
             assert_eq!(pod_path(given).as_deref(), expected, "{given}");
         }
+    }
+
+    #[test]
+    fn containers_without_a_cgroup_of_their_pod_s() {
+        assert_eq!(container_candidates(Some("/kubepods/podx"), "c0")[0], "/kubepods/podx/c0");
+        assert_eq!(container_candidates(None, "c0")[0], "/k8s.io/c0");
     }
 
     #[test]
