@@ -29,7 +29,7 @@ use kubelet_model::pod::spec::{containers, init_containers};
 use kubelet_model::v1::{Container, Pod};
 use kubelet_pod_resources::holds::{Allocatable, Holds, Memory};
 use kubelet_runtime::runtime::result::ActionError;
-use kubelet_runtime::runtime::run_options::{self, RunContainerOptions};
+use kubelet_runtime::runtime::run_options::{self, RunContainerOptions, WithoutQuota};
 use tokio::sync::watch;
 
 pub use devices::Devices;
@@ -237,11 +237,6 @@ impl ContainerManager {
         self.managers().updated(update);
     }
 
-    /// No CFS quota holds the pod as a whole: its containers have CPUs that nobody else has.
-    pub fn is_without_quota(&self, pod: &Pod) -> bool {
-        self.managers().without_quota(pod).1
-    }
-
     /// Writes the state files, if they are not as the managers are.
     ///
     /// # Errors
@@ -296,6 +291,11 @@ impl run_options::ContainerManager for ContainerManager {
             options.without_quota = managers.without_quota(pod).0.contains(&container.name);
             Ok(options)
         })
+    }
+
+    fn without_quota(&self, pod: &Pod) -> WithoutQuota {
+        let (containers, pod) = self.managers().without_quota(pod);
+        WithoutQuota { containers, pod }
     }
 
     fn created(&self, pod: &Pod, container: &Container, id: &ContainerId, options: &RunContainerOptions) {

@@ -17,6 +17,7 @@ use kubelet_model::node_facts::NodeFacts;
 use kubelet_model::objects::named_objects::{self, NamedObjects};
 use kubelet_model::pod::model::RunState;
 use kubelet_model::pod::resources::{CgroupResources, pod_cgroup_resources, qos_class};
+use kubelet_runtime::runtime::run_options::ContainerManager as _;
 
 /// Of the volumes whose files come from the API, those of a pod that is prepared are looked at in every sync: that is
 /// how a change gets into a running pod.
@@ -26,10 +27,7 @@ impl PodSyncer {
         self.wait(self.node.prune_gate.wait(&self.uid)).await?;
         let epoch = self.volnetd().await?;
         let facts = self.node.facts();
-        let mut resources = pod_cgroup_resources(pod, &facts);
-        if resources.cpu_quota_us.is_some() && self.node.container_manager.is_without_quota(pod) {
-            resources.cpu_quota_us = Some(-1);
-        }
+        let resources = pod_cgroup_resources(pod, &facts, self.node.container_manager.without_quota(pod).pod);
         let pod_memory = resources.memory_limit_bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(u64::MAX);
         let plans = volumes::plan(pod, self.node.allocatable_memory.min(pod_memory));
         if let Some(prepared) = self.node.pods.prepared(&self.uid, pod, epoch) {

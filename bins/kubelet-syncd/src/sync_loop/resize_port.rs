@@ -21,6 +21,7 @@ use kubelet_runtime::runtime::resize::Resize;
 use kubelet_runtime::runtime::resize::act::{Act, Ports, Resizer};
 use kubelet_runtime::runtime::resize::steps::PodLimits;
 use kubelet_runtime::runtime::result::ActionError;
+use kubelet_runtime::runtime::run_options::ContainerManager as _;
 
 /// The hands for one pod, with the resources that were granted.
 pub(super) struct PodResizer<'a> {
@@ -48,7 +49,8 @@ impl Resizer for PodResizer<'_> {
     fn resize<'a>(&'a self, resize: &'a Resize, sandbox: &'a SandboxId) -> BoxFuture<'a, Result<(), ActionError>> {
         Box::pin(async move {
             let began = Instant::now();
-            let act = Act { ports: self, pod: self.pod, facts: self.facts, sandbox, resize };
+            let without_quota = &self.node.container_manager.without_quota(self.pod);
+            let act = Act { ports: self, pod: self.pod, facts: self.facts, sandbox, resize, without_quota };
             let done = act.run().await;
             let label = if done.is_ok() { "true" } else { "false" };
             self.node

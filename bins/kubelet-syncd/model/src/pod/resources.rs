@@ -199,8 +199,9 @@ pub struct CgroupResources {
     pub memory_low_bytes: Option<u64>,
 }
 
-/// What the pod's cgroup gets (upstream ResourceConfigForPod).
-pub fn pod_cgroup_resources(pod: &Pod, facts: &NodeFacts) -> CgroupResources {
+/// What the pod's cgroup gets (upstream ResourceConfigForPod). `without_quota`: it has CPUs that nobody else has, and no CFS
+/// quota holds it.
+pub fn pod_cgroup_resources(pod: &Pod, facts: &NodeFacts, without_quota: bool) -> CgroupResources {
     let (want, cap) = (pod_requests(pod, true), pod_limits(pod, true));
     let level = limits(pod_level(pod));
     let declared = |name: &str| {
@@ -211,7 +212,8 @@ pub fn pod_cgroup_resources(pod: &Pod, facts: &NodeFacts) -> CgroupResources {
                 .all(|c| get(&limits(c.resources.as_ref()), name) > Quantity::ZERO)
     };
     let period = facts.cpu_cfs_quota_period_us;
-    let quota = if facts.cpu_cfs_quota { milli_cpu_to_quota(get(&cap, "cpu").milli_value(), period) } else { -1 };
+    let has_quota = facts.cpu_cfs_quota && !without_quota;
+    let quota = if has_quota { milli_cpu_to_quota(get(&cap, "cpu").milli_value(), period) } else { -1 };
     let mut resources = CgroupResources {
         cpu_shares: Some(milli_cpu_to_shares(get(&want, "cpu").milli_value())),
         pids_limit: facts.pod_pids_limit,
@@ -291,10 +293,23 @@ fn linux_resources(
     resources
 }
 
-/// CRI's `linux.resources` of a sandbox: the pod without its overhead.
-pub fn sandbox_resources(pod: &Pod, facts: &NodeFacts) -> v1::LinuxContainerResources {
+/// CRI's `linux.resources` of a sandbox: the pod without its overhead (upstream calculateSandboxResources). `without_quota`: no
+/// CFS quota holds the pod.
+pub fn sandbox_resources(pod: &Pod, facts: &NodeFacts, without_quota: bool) -> v1::LinuxContainerResources {
     let (want, cap) = (pod_requests(pod, false), pod_limits(pod, false));
-    linux_resources(facts, want.get("cpu").copied(), get(&cap, "cpu"), get(&cap, "memory"))
+    let mut resources = linux_resources(facts, want.get("cpu").copied(), get(&cap, "cpu"), get(&cap, "memory"));
+    if without_quota {
+        drop_quota(&mut resources, facts);
+    }
+    resources
+}
+
+/// Takes the CFS quota from what has CPUs that nobody else has (gate DisableCPUQuotaWithExclusiveCPUs). A node that sets no
+/// quotas leaves that of the runtime as it is.
+pub fn drop_quota(resources: &mut v1::LinuxContainerResources, facts: &NodeFacts) {
+    if facts.cpu_cfs_quota {
+        resources.cpu_quota = -1;
+    }
 }
 
 /// CRI's `linux.overhead` of a sandbox; empty when the pod has none.

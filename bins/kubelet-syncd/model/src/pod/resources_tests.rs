@@ -80,8 +80,10 @@ fn container_values_as_recorded() {
         r.hugepage_limits.iter().map(|h| (h.page_size.as_str(), h.limit)).collect::<Vec<_>>(),
         [("2MB", 0), ("1GB", 0)]
     );
-    let s = sandbox_resources(&guaranteed, &facts());
+    let s = sandbox_resources(&guaranteed, &facts(), false);
     assert_eq!((s.cpu_period, s.cpu_quota, s.cpu_shares, s.memory_limit_in_bytes), (100_000, 25_000, 256, 67_108_864));
+    // With CPUs that nobody else has. The overhead keeps its quota, as upstream.
+    assert_eq!(sandbox_resources(&guaranteed, &facts(), true), v1::LinuxContainerResources { cpu_quota: -1, ..s });
 
     let best_effort = one(serde_json::json!({}));
     let r = container_resources(&best_effort, &containers(&best_effort)[0], &facts());
@@ -125,7 +127,7 @@ fn pod_cgroups() {
     let mut facts = facts();
     facts.pod_pids_limit = Some(64);
     let burstable = one(serde_json::json!({"requests": {"cpu": "10m"}}));
-    let r = pod_cgroup_resources(&burstable, &facts);
+    let r = pod_cgroup_resources(&burstable, &facts, false);
     assert_eq!((r.cpu_shares, r.cpu_quota_us, r.memory_limit_bytes, r.pids_limit), (Some(10), None, None, Some(64)));
     assert_eq!(r.hugepage_limits, BTreeMap::from([("1GB".to_owned(), 0), ("2MB".to_owned(), 0)]));
 
@@ -133,17 +135,17 @@ fn pod_cgroups() {
         {"name": "a", "resources": {"requests": {"cpu": "100m"}, "limits": {"cpu": "1", "memory": "1Gi"}}},
         {"name": "b", "resources": {"limits": {"memory": "1Gi", "hugepages-2Mi": "4Mi"}, "requests": {"hugepages-2Mi": "4Mi"}}},
     ]}));
-    let r = pod_cgroup_resources(&two, &facts);
+    let r = pod_cgroup_resources(&two, &facts, false);
     assert_eq!((r.cpu_quota_us, r.memory_limit_bytes), (None, Some(2 << 30)), "only memory is limited everywhere");
     assert_eq!(r.hugepage_limits["2MB"], 4 << 20);
 
     let best_effort = one(serde_json::json!({}));
-    let r = pod_cgroup_resources(&best_effort, &facts);
+    let r = pod_cgroup_resources(&best_effort, &facts, false);
     assert_eq!((r.cpu_shares, r.cpu_quota_us, r.cpu_period_us), (Some(2), None, None));
     facts.cpu_cfs_quota = false;
     let guaranteed =
         one(serde_json::json!({"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "1", "memory": "1Gi"}}));
-    assert_eq!(pod_cgroup_resources(&guaranteed, &facts).cpu_quota_us, Some(-1));
+    assert_eq!(pod_cgroup_resources(&guaranteed, &facts, false).cpu_quota_us, Some(-1));
     assert_eq!(burstable_cpu_shares([&burstable, &best_effort, &guaranteed, &two]), 112);
 }
 

@@ -19,7 +19,7 @@ use kubelet_model::node_facts::NodeFacts;
 use kubelet_model::pod::labels::{container_annotations, container_labels};
 use kubelet_model::pod::names::absolute;
 use kubelet_model::pod::names::container_log_path;
-use kubelet_model::pod::resources::container_resources;
+use kubelet_model::pod::resources::{container_resources, drop_quota};
 use kubelet_model::pod::spec::{PodIdentity, image};
 use kubelet_model::pod::stop_signal;
 
@@ -239,8 +239,8 @@ fn resources(
     facts: &NodeFacts,
 ) -> v1::LinuxContainerResources {
     let mut resources = container_resources(pod, container, facts);
-    if options.without_quota && facts.cpu_cfs_quota {
-        resources.cpu_quota = -1;
+    if options.without_quota {
+        drop_quota(&mut resources, facts);
     }
     resources.cpuset_cpus = options.cpuset_cpus.clone();
     resources.cpuset_mems = options.cpuset_mems.clone();

@@ -40,6 +40,7 @@ pub struct Log {
     /// What fails: the call's line and the code and text of the error.
     pub failures: HashMap<String, (Code, &'static str)>,
     pub configs: Vec<v1::ContainerConfig>,
+    pub sandboxes: Vec<v1::PodSandboxConfig>,
     pub counted: Vec<Counted>,
     pub highest_log: Option<u32>,
     pub volnetd_away: bool,
@@ -100,6 +101,7 @@ impl RuntimeService for Fake {
         let attempt = config.metadata.as_ref().unwrap().attempt;
         let handler = if handler.is_empty() { String::new() } else { format!(" by {handler}") };
         self.call(format!("RunPodSandbox {attempt}{handler}"))?;
+        self.log().sandboxes.push(config.clone());
         Ok(SandboxId::parse(&format!("new{attempt}")).unwrap())
     }
     async fn sandbox_ips(&self, sandbox: &SandboxId) -> Result<Vec<IpAddr>, CriError> {

@@ -25,6 +25,8 @@ pub struct PodRuntime {
     pub volume_groups: Vec<i64>,
     /// Paths of the host that stand behind the pod's claims, by the volume's name; see [`super::container_config::claimed_paths`].
     pub claimed_paths: BTreeMap<String, PathBuf>,
+    /// The pod has CPUs that nobody else has, and its sandbox no CFS quota; see [`super::run_options::WithoutQuota`].
+    pub without_quota: bool,
 }
 
 /// Why a pod cannot be run as it asks. The texts are upstream's.
@@ -77,7 +79,7 @@ impl PodRuntime {
             (true, false) if handler.is_empty() => return Err(PodRuntimeError::NoUserNamespaces),
             (true, false) => return Err(PodRuntimeError::HandlerWithoutUserNamespaces(handler)),
         };
-        Ok(PodRuntime { handler, features, users, volume_groups: Vec::new(), claimed_paths: BTreeMap::new() })
+        Ok(PodRuntime { handler, features, users, ..PodRuntime::default() })
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the container manager gives a container beside its spec: devices, claims, CPUs and memory of its own (upstream
 //! `pkg/kubelet/container` RunContainerOptions, `pkg/kubelet/cm` GetResources and the internal container lifecycle).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bulkhead_cri::v1;
 use bulkhead_types::ContainerId;
@@ -44,6 +44,16 @@ impl RunContainerOptions {
     }
 }
 
+/// What of a pod no CFS quota holds, for it has CPUs that nobody else has (gate DisableCPUQuotaWithExclusiveCPUs, upstream
+/// ContainerHasExclusiveCPUs and PodHasExclusiveCPUs).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WithoutQuota {
+    /// By name.
+    pub containers: BTreeSet<String>,
+    /// The pod as a whole: its cgroup and its sandbox.
+    pub pod: bool,
+}
+
 /// The container manager as the executor meets it.
 pub trait ContainerManager: Send + Sync {
     /// Before a pod's sandbox is made (upstream PrepareDynamicResources). The error's text follows `prepare dynamic resources: `.
@@ -56,6 +66,9 @@ pub trait ContainerManager: Send + Sync {
         pod: &'a Pod,
         container: &'a Container,
     ) -> BoxFuture<'a, Result<RunContainerOptions, ActionError>>;
+
+    /// What of the pod no CFS quota holds as things stand.
+    fn without_quota(&self, pod: &Pod) -> WithoutQuota;
 
     /// The runtime has made the container with these options (upstream PreStartContainer).
     fn created(&self, pod: &Pod, container: &Container, id: &ContainerId, options: &RunContainerOptions);
@@ -76,6 +89,10 @@ impl ContainerManager for NoContainerManager {
         _: &'a Container,
     ) -> BoxFuture<'a, Result<RunContainerOptions, ActionError>> {
         Box::pin(async { Ok(RunContainerOptions::default()) })
+    }
+
+    fn without_quota(&self, _: &Pod) -> WithoutQuota {
+        WithoutQuota::default()
     }
 
     fn created(&self, _: &Pod, _: &Container, _: &ContainerId, _: &RunContainerOptions) {}

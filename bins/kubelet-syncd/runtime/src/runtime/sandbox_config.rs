@@ -68,7 +68,7 @@ pub fn sandbox_plan(
             security_context: Some(sandbox_security_context(pod, runtime.users, &runtime.volume_groups)?),
             sysctls: sandbox_sysctls(pod),
             overhead: Some(overhead_resources(pod, facts)),
-            resources: Some(sandbox_resources(pod, facts)),
+            resources: Some(sandbox_resources(pod, facts, runtime.without_quota)),
         }),
     };
     Ok(SandboxPlan { config, host_name, events: dns.events, node_events: dns.node_events, runtime })

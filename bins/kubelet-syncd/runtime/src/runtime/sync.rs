@@ -405,6 +405,7 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         let planned = runtime.and_then(|mut runtime| {
             runtime.volume_groups = volume_groups(pod, context.volumes);
             runtime.claimed_paths = claimed_paths(pod, context.volumes);
+            runtime.without_quota = context.container_manager.without_quota(pod).pod;
             let host = ResolvConf::read(&context.facts.resolv_conf).map_err(|error| error.for_pod())?;
             sandbox_plan(pod, identity, attempt, context.cgroup_parent, &host, context.facts, runtime)
                 .map_err(|error| error.to_string())

@@ -15,7 +15,7 @@ use crate::runtime::container_config::{MountedVolume, VolumeRoot};
 use crate::runtime::fake_runtime::{Managers, container, simple, status, sub_path, world};
 use crate::runtime::gc::GcPolicy;
 use crate::runtime::result::ActionError;
-use crate::runtime::run_options::RunContainerOptions;
+use crate::runtime::run_options::{RunContainerOptions, WithoutQuota};
 use kubelet_model::fixtures::{FakeObjects, UID, container_status, pod, uid};
 use kubelet_model::pod::model::SandboxState;
 
@@ -375,7 +375,55 @@ impl ContainerManager for Claims {
         Box::pin(async { Err(ActionError::new("CreateContainerConfigError", "the claim is not known")) })
     }
 
+    fn without_quota(&self, _: &Pod) -> WithoutQuota {
+        WithoutQuota::default()
+    }
+
     fn created(&self, _: &Pod, _: &Container, _: &ContainerId, _: &RunContainerOptions) {}
+}
+
+/// Containers have CPUs that nobody else has.
+struct OwnCpus;
+
+impl ContainerManager for OwnCpus {
+    fn prepare_dynamic_resources<'a>(&'a self, _: &'a Pod) -> BoxFuture<'a, Result<(), String>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn run_options<'a>(
+        &'a self,
+        _: &'a Pod,
+        _: &'a Container,
+    ) -> BoxFuture<'a, Result<RunContainerOptions, ActionError>> {
+        Box::pin(async {
+            Ok(RunContainerOptions { cpuset_cpus: "2-3".to_owned(), without_quota: true, ..Default::default() })
+        })
+    }
+
+    fn without_quota(&self, _: &Pod) -> WithoutQuota {
+        WithoutQuota { containers: ["a".to_owned()].into(), pod: true }
+    }
+
+    fn created(&self, _: &Pod, _: &Container, _: &ContainerId, _: &RunContainerOptions) {}
+}
+
+#[tokio::test]
+async fn no_quota_holds_the_sandbox_of_containers_with_cpus_for_themselves() {
+    let mut w = world();
+    let mut p = simple(&["a"]);
+    let list = serde_json::json!({"cpu": "2", "memory": "64Mi"});
+    p.spec.as_mut().unwrap().containers[0].resources =
+        serde_json::from_value(serde_json::json!({"limits": list, "requests": list})).unwrap();
+    for (own, quota) in [(false, 200_000), (true, -1)] {
+        if own {
+            w.container_manager = Managers(Box::new(OwnCpus));
+        }
+        w.sync(&p, &RuntimePod::default()).await;
+        let mut log = w.fake.log();
+        let sandbox = log.sandboxes.pop().unwrap().linux.unwrap().resources.unwrap();
+        let container = log.configs.pop().unwrap().linux.unwrap().resources.unwrap();
+        assert_eq!((sandbox.cpu_quota, container.cpu_quota), (quota, quota));
+    }
 }
 
 #[tokio::test]

@@ -13,9 +13,10 @@ use super::steps::{PodLimits, Step, steps};
 use crate::allocation::{Gates, PodResources};
 use crate::runtime::ports::HostFilesError;
 use crate::runtime::result::ActionError;
+use crate::runtime::run_options::WithoutQuota;
 use kubelet_model::node_facts::NodeFacts;
 use kubelet_model::pod::resources::{
-    CgroupResources, container_resources, milli_cpu_to_quota, milli_cpu_to_shares, overhead_resources,
+    CgroupResources, container_resources, drop_quota, milli_cpu_to_quota, milli_cpu_to_shares, overhead_resources,
     pod_cgroup_resources, pod_overhead, shares_to_milli_cpu,
 };
 use kubelet_model::pod::spec::{containers, init_containers};
@@ -106,6 +107,8 @@ pub struct Act<'a, P> {
     pub facts: &'a NodeFacts,
     pub sandbox: &'a SandboxId,
     pub resize: &'a Resize,
+    /// What no CFS quota holds, and is to have none after the resize either.
+    pub without_quota: &'a WithoutQuota,
 }
 
 impl<P: Ports> Act<'_, P> {
@@ -128,7 +131,7 @@ impl<P: Ports> Act<'_, P> {
     /// `sizes`: what each container has, by the update's place.
     async fn all_steps(&self, sizes: &mut [Size]) -> Result<(), ResizeError> {
         let now = self.ports.pod_cgroup(CgroupResources::default()).await.map_err(ResizeError::Cgroup)?;
-        let resources = pod_cgroup_resources(self.pod, self.facts);
+        let resources = pod_cgroup_resources(self.pod, self.facts, self.without_quota.pod);
         let Some((current, usage)) = now else { return self.containers_alone(sizes).await };
         let wanted = current.wanted(&resources);
         self.check_memory(current, wanted, usage).await?;
@@ -267,6 +270,9 @@ impl<P: Ports> Act<'_, P> {
         let mut resources = container_resources(self.pod, &sized, self.facts);
         // Huge pages are none of the resize's business.
         resources.hugepage_limits = container_resources(self.pod, container, self.facts).hugepage_limits;
+        if self.without_quota.containers.contains(&container.name) {
+            drop_quota(&mut resources, self.facts);
+        }
         self.ports.update_container(&update.id, resources).await.map_err(ResizeError::Container)?;
         Ok(next)
     }

@@ -24,6 +24,7 @@ struct Inner {
     fails: Option<(String, Code)>,
     sandbox: Option<Code>,
     qos: Option<MemoryQos>,
+    without_quota: WithoutQuota,
 }
 
 impl World {
@@ -93,6 +94,7 @@ const MI: i64 = 1 << 20;
 async fn resize(world: &World, old: &[(i64, i64)], new: &[(i64, i64)]) -> Result<(), ResizeError> {
     let (had, pod) = (pod(old), pod(new));
     let mut facts = NodeFacts::new(HostFacts { memory_capacity: 1 << 34, ..HostFacts::default() });
+    let without_quota = world.0.lock().unwrap().without_quota.clone();
     let sum = |of: fn(&(i64, i64)) -> i64| old.iter().map(of).sum::<i64>();
     {
         let mut inner = world.0.lock().unwrap();
@@ -116,7 +118,8 @@ async fn resize(world: &World, old: &[(i64, i64)], new: &[(i64, i64)]) -> Result
     let actuated = PodResources::of(&had, Gates::default()).actuated();
     plan(&pod, &runtime, Some(&actuated), Gates::default(), &mut actions);
     let sandbox = SandboxId::parse("s0").unwrap();
-    Act { ports: world, pod: &pod, facts: &facts, sandbox: &sandbox, resize: &actions.resize }.run().await
+    let (sandbox, resize, without_quota) = (&sandbox, &actions.resize, &without_quota);
+    Act { ports: world, pod: &pod, facts: &facts, sandbox, resize, without_quota }.run().await
 }
 
 #[tokio::test]
@@ -144,6 +147,35 @@ async fn the_runtime_hears_of_each_step_before_the_kernel() {
             "note b 150 62914560".to_owned(),
         ]
     );
+}
+
+#[tokio::test]
+async fn what_has_cpus_for_itself_gets_no_quota_by_a_resize() {
+    let world = World::default();
+    let limits = PodLimits { cpu_shares: 2150, cpu_quota_us: -1, cpu_period_us: 100_000, memory_limit_bytes: 100 * MI };
+    {
+        let mut inner = world.0.lock().unwrap();
+        inner.limits = Some(limits);
+        inner.without_quota = WithoutQuota { containers: ["a".to_owned()].into(), pod: true };
+    }
+    resize(&world, &[(2000, 50), (100, 50)], &[(2000, 60), (200, 50)]).await.unwrap();
+    assert_eq!(
+        world.take(),
+        [
+            format!("sandbox 2150 -1 {}", 110 * MI),
+            format!("pod - - Some({})", 110 * MI),
+            format!("container a-id 2048 -1 {}", 60 * MI),
+            format!("sandbox 2252 -1 {}", 110 * MI),
+            "pod Some(2252) - -".to_owned(),
+            format!("container b-id 204 20000 {}", 50 * MI),
+            format!("note a 2000 {}", 60 * MI),
+            format!("note b 200 {}", 50 * MI),
+        ]
+    );
+    // A quota that the pod's cgroup should not have goes with the next resize of CPUs.
+    world.0.lock().unwrap().limits = Some(PodLimits { cpu_quota_us: 210_000, ..limits });
+    resize(&world, &[(2000, 50), (100, 50)], &[(2000, 50), (200, 50)]).await.unwrap();
+    assert_eq!(world.take()[..2], [format!("sandbox 2150 -1 {}", 100 * MI), "pod - Some(-1) -".to_owned()]);
 }
 
 #[tokio::test]
