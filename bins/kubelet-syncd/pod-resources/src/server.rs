@@ -78,7 +78,7 @@ impl v1::pod_resources_lister_server::PodResourcesLister for Lister {
         self.metrics.get_allocatable.with_label_values(&[V1]).inc();
         let all = self.providers.allocatable();
         Ok(Response::new(v1::AllocatableResourcesResponse {
-            devices: all.devices.into_iter().map(device).collect(),
+            devices: devices(all.devices),
             cpu_ids: all.cpus.into_iter().map(i64::from).collect(),
             memory: all.memory.into_iter().map(memory).collect(),
         }))
@@ -110,13 +110,13 @@ impl v1alpha1::pod_resources_lister_server::PodResourcesLister for Lister {
     ) -> Result<Response<v1alpha1::ListPodResourcesResponse>, Status> {
         self.limiter.allow()?;
         self.metrics.total.with_label_values(&[V1ALPHA1]).inc();
-        let device = |device: holds::Device| v1alpha1::ContainerDevices {
-            resource_name: device.resource,
-            device_ids: vec![device.id],
+        let device = |device: v1::ContainerDevices| v1alpha1::ContainerDevices {
+            resource_name: device.resource_name,
+            device_ids: device.device_ids,
         };
         let container = |container: holds::Container| v1alpha1::ContainerResources {
             name: container.name,
-            devices: container.holds.devices.into_iter().map(device).collect(),
+            devices: devices(container.holds.devices).into_iter().map(device).collect(),
         };
         let pod = |pod: holds::Pod| v1alpha1::PodResources {
             name: pod.name,
@@ -131,7 +131,7 @@ impl v1alpha1::pod_resources_lister_server::PodResourcesLister for Lister {
 fn pod(pod: holds::Pod) -> v1::PodResources {
     let container = |container: holds::Container| v1::ContainerResources {
         name: container.name,
-        devices: container.holds.devices.into_iter().map(device).collect(),
+        devices: devices(container.holds.devices),
         cpu_ids: container.holds.cpus.into_iter().map(i64::from).collect(),
         memory: container.holds.memory.into_iter().map(memory).collect(),
         dynamic_resources: container.holds.claims.into_iter().map(claim).collect(),
@@ -147,13 +147,19 @@ fn topology(nodes: impl IntoIterator<Item = i64>) -> v1::TopologyInfo {
     v1::TopologyInfo { nodes: nodes.into_iter().map(|id| v1::NumaNode { id }).collect() }
 }
 
-/// Each device is told by itself, as upstream does it.
-fn device(device: holds::Device) -> v1::ContainerDevices {
-    v1::ContainerDevices {
-        resource_name: device.resource,
-        device_ids: vec![device.id],
-        topology: device.nodes.map(topology),
-    }
+/// Each device is told by itself, once for each NUMA node that it is near to (upstream
+/// containerDevicesFromResourceDeviceInstances).
+fn devices(all: Vec<holds::Device>) -> Vec<v1::ContainerDevices> {
+    let entries = |device: holds::Device| {
+        let near: Vec<Option<i64>> =
+            device.nodes.map_or_else(|| vec![None], |nodes| nodes.into_iter().map(Some).collect());
+        near.into_iter().map(move |node| v1::ContainerDevices {
+            resource_name: device.resource.clone(),
+            device_ids: vec![device.id.clone()],
+            topology: node.map(|node| topology([node])),
+        })
+    };
+    all.into_iter().flat_map(entries).collect()
 }
 
 fn memory(memory: holds::Memory) -> v1::ContainerMemory {

@@ -15,7 +15,7 @@ use crate::v1alpha1::pod_resources_lister_client::PodResourcesListerClient as V1
 struct Two;
 
 fn running() -> Pod {
-    let gpu = Device { resource: "vendor.com/gpu".into(), id: "g0".into(), nodes: Some(vec![1]) };
+    let gpu = Device { resource: "vendor.com/gpu".into(), id: "g0".into(), nodes: Some(vec![0, 1]) };
     let nic = Device { resource: "vendor.com/nic".into(), id: "n0".into(), nodes: None };
     let device = ClaimDevice {
         driver: "d.example.com".into(),
@@ -56,7 +56,7 @@ impl Providers for Two {
 
     fn allocatable(&self) -> Allocatable {
         let memory = Memory { kind: "hugepages-1Gi".into(), bytes: 2 << 30, nodes: vec![0] };
-        let device = Device { resource: "vendor.com/gpu".into(), id: "g0".into(), nodes: Some(vec![1]) };
+        let device = Device { resource: "vendor.com/gpu".into(), id: "g0".into(), nodes: Some(vec![0, 1]) };
         Allocatable { cpus: vec![1, 2, 3], memory: vec![memory], devices: vec![device] }
     }
 }
@@ -100,15 +100,15 @@ async fn both_versions_tell_what_they_know() {
     let [proxy, main] = &listed[0].containers[..] else { panic!("{listed:?}") };
     assert_eq!((proxy.name.as_str(), &proxy.cpu_ids[..]), ("proxy", &[1][..]));
     assert_eq!(main.cpu_ids, [2, 3]);
-    assert_eq!(
-        main.devices[0],
-        v1::ContainerDevices {
-            resource_name: "vendor.com/gpu".into(),
-            device_ids: vec!["g0".into()],
-            topology: Some(topology([1])),
-        }
-    );
-    assert_eq!(main.devices[1].topology, None);
+    // A device that is near to two nodes is told twice.
+    let near = |device: &v1::ContainerDevices| {
+        let nodes = device.topology.iter().flat_map(|topology| &topology.nodes).map(|node| node.id).collect::<Vec<_>>();
+        (device.resource_name.clone(), device.device_ids.concat(), nodes)
+    };
+    let gpu = |node: i64| ("vendor.com/gpu".to_owned(), "g0".to_owned(), vec![node]);
+    let nic = ("vendor.com/nic".to_owned(), "n0".to_owned(), vec![]);
+    assert_eq!(main.devices.iter().map(near).collect::<Vec<_>>(), [gpu(0), gpu(1), nic]);
+    assert_eq!(main.devices[2].topology, None);
     assert_eq!((main.memory[0].size, &main.memory[0].topology), (1 << 30, &Some(topology([0, 1]))));
     let claimed = &main.dynamic_resources[0].claim_resources[0];
     assert_eq!((claimed.cdi_devices[0].name.as_str(), claimed.share_id.as_deref()), ("vendor.com/dev=1", Some("s")));
@@ -119,10 +119,8 @@ async fn both_versions_tell_what_they_know() {
     let refused = client.get(ask("over")).await.unwrap_err();
     assert_eq!((refused.code(), refused.message()), (tonic::Code::Unknown, "pod over in namespace ns not found"));
     let all = client.get_allocatable_resources(v1::AllocatableResourcesRequest {}).await.unwrap().into_inner();
-    assert_eq!(
-        (all.cpu_ids, all.devices.len(), all.memory[0].memory_type.as_str()),
-        (vec![1, 2, 3], 1, "hugepages-1Gi")
-    );
+    assert_eq!(all.devices.iter().map(near).collect::<Vec<_>>(), [gpu(0), gpu(1)]);
+    assert_eq!((all.cpu_ids, all.memory[0].memory_type.as_str()), (vec![1, 2, 3], "hugepages-1Gi"));
 
     let first = V1alpha1Client::new(channel).list(v1alpha1::ListPodResourcesRequest {}).await.unwrap().into_inner();
     let told: Vec<(&str, Vec<&str>)> = first
@@ -131,7 +129,8 @@ async fn both_versions_tell_what_they_know() {
         .map(|pod| (pod.name.as_str(), pod.containers.iter().map(|one| one.name.as_str()).collect()))
         .collect();
     assert_eq!(told, [("runs", vec!["main"]), ("over", vec!["main"])], "every pod, no sidecar");
-    assert_eq!(first.pod_resources[0].containers[0].devices.len(), 2);
+    let ids = first.pod_resources[0].containers[0].devices.iter().map(|device| device.device_ids.concat());
+    assert_eq!(ids.collect::<Vec<_>>(), ["g0", "g0", "n0"], "as often as in v1");
 
     let counts = ["requests_total", "requests_list", "requests_get", "requests_get_allocatable", "errors_get"];
     assert_eq!(counts.map(|name| count(&registry, name, V1)), [4, 1, 2, 1, 1]);
