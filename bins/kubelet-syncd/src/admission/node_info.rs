@@ -20,6 +20,8 @@ pub struct NodeInfo {
     pub taints: Vec<Taint>,
     /// What pods may have in sum. What is not in it is not known and does not refuse anybody, but for huge pages.
     pub allocatable: Amounts,
+    /// What pods that were granted less than they had, or other amounts, still have beyond what they were granted: it is used as well.
+    pub held: Amounts,
     /// None: not known yet, then the container's own request is refused by the runtime side.
     pub supplemental_groups_policy: Option<bool>,
 }
@@ -48,6 +50,7 @@ impl NodeInfo {
             labels,
             taints: node.and_then(|n| n.spec.as_ref()?.taints.clone()).unwrap_or_default(),
             allocatable,
+            held: Amounts::new(),
             supplemental_groups_policy: status.and_then(|s| s.features.as_ref()?.supplemental_groups_policy),
         }
     }
@@ -55,6 +58,11 @@ impl NodeInfo {
     /// In the resource's own counting unit: thousandths for cpu, whole units else. None: no limit is known.
     pub fn capacity(&self, resource: &str) -> Option<i64> {
         self.allocatable.get(resource).map(|q| count(resource, *q))
+    }
+
+    /// What is used beyond what pods were granted, likewise.
+    pub fn held(&self, resource: &str) -> i64 {
+        self.held.get(resource).map_or(0, |q| count(resource, *q))
     }
 }
 

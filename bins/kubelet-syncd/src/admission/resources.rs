@@ -86,7 +86,7 @@ pub(super) fn shortages(pod: &Pod, others: &[Arc<Pod>], node: &NodeInfo) -> Vec<
             None => continue,
         };
         let used = theirs.iter().filter_map(|list| list.get(&resource)).map(|q| count(&resource, *q));
-        let used = used.fold(0_i64, i64::saturating_add);
+        let used = used.fold(node.held(&resource), i64::saturating_add);
         if requested > capacity.saturating_sub(used) {
             short.push(Shortage { resource, requested, used, capacity });
         }

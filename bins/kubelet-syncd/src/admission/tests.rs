@@ -99,6 +99,17 @@ fn room() {
         out(json!({"memory": "4Gi"}), std::slice::from_ref(&half)),
         "OutOfmemory: Node didn't have enough resource: memory, requested: 4294967296, used: 1073741824, capacity: 4294967296"
     );
+    // A pod that was granted less than it still has.
+    let node = NodeInfo { held: [("cpu".to_owned(), Quantity::from_milli(300))].into(), ..node() };
+    let held = |cpu: &str| {
+        let pod = wanting("p", json!({"cpu": cpu}));
+        text(&admit(&pod, std::slice::from_ref(&half), &node, &settings(), Context::default()))
+    };
+    assert_eq!(held("200m"), "admitted");
+    assert_eq!(
+        held("201m"),
+        "OutOfcpu: Node didn't have enough resource: cpu, requested: 201, used: 1800, capacity: 2000"
+    );
     let four: Vec<_> = (0..4).map(|i| pod(&format!("o{i}"), json!({}))).collect();
     assert_eq!(
         out(json!({"cpu": "9"}), &four),

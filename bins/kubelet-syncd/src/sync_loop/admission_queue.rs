@@ -194,6 +194,7 @@ impl SyncLoop {
         let given = self.node.container_manager.allocatable_for(pod).into_iter();
         let amount = |n: u64| Quantity::from_i64(i64::try_from(n).unwrap_or(i64::MAX));
         node.allocatable.extend(given.map(|(resource, n)| (resource, amount(n))));
+        node.held = self.still_held(&others);
         let (settings, context) = (&self.admission_queue.settings, self.admission_context(uid));
         let is_short = Cell::new(false);
         let give = || {

@@ -467,6 +467,9 @@ impl SyncLoop {
             self.qos_soon(now);
             self.count_soon();
         }
+        if self.node.allocations.take_shrunk() {
+            self.retry_resizes(Trigger::PodResized, now);
+        }
     }
 
     /// The pods' requests have changed: the QoS cgroups follow.

@@ -13,11 +13,11 @@ use super::main_loop::SyncLoop;
 use super::node::NodeContext;
 use crate::admission::features::missing_for_update;
 use crate::admission::{self, Context, Decision, Rejection};
-use crate::desired::Desired;
+use crate::desired::{self, Desired};
 use crate::pod_workers::UpdateType;
 use kubelet_model::events::{EventSink as _, EventType, PodEvent};
 use kubelet_model::pod::model::{RunState, RuntimePod};
-use kubelet_model::pod::resources::amounts;
+use kubelet_model::pod::resources::{Amounts, amounts};
 use kubelet_model::pod::spec::PodIdentity;
 use kubelet_runtime::allocation::feasibility::{self, StaticManagers};
 use kubelet_runtime::allocation::messages::{self, ResizeEvent};
@@ -37,6 +37,7 @@ pub(super) enum Trigger {
     PodUpdated,
     PodsRemoved,
     PodTerminated,
+    PodResized,
     Periodic,
 }
 
@@ -47,6 +48,7 @@ impl Trigger {
             Trigger::PodUpdated => "pod_updated",
             Trigger::PodsRemoved => "pods_removed",
             Trigger::PodTerminated => "pod_terminated",
+            Trigger::PodResized => "pod_resized",
             Trigger::Periodic => "periodic_retry",
         }
     }
@@ -136,6 +138,28 @@ impl SyncLoop {
         }
     }
 
+    /// What these pods still have beyond what they were granted: nobody else can have it before their resizes are carried out
+    /// (upstream NewNodeInfo, which counts what statuses show as well).
+    pub(super) fn still_held(&self, pods: &[Arc<Pod>]) -> Amounts {
+        let deviating = self.node.allocations.deviating();
+        let mut held = Amounts::new();
+        if deviating.is_empty() {
+            return held;
+        }
+        for pod in pods {
+            let Some((uid, real)) = desired::uid_of(pod).and_then(|uid| deviating.get_key_value(&uid)) else {
+                continue;
+            };
+            let runtime = self.node.cache.get(uid);
+            let is_known = self.node.cache.is_certain(uid);
+            let runs = |name: &str| !is_known || runtime.newest(name).is_some_and(|c| c.state == RunState::Running);
+            for (resource, amount) in real.held_beyond(pod, runs) {
+                *held.entry(resource).or_default() += amount;
+            }
+        }
+        held
+    }
+
     /// What was granted in this turn is on disk before anything comes of it.
     pub(super) fn keep_allocations(&mut self) {
         let written = self.node.allocations.flush();
@@ -221,7 +245,8 @@ impl SyncLoop {
             self.postpone(uid, &asked, true, ResizeEvent::Infeasible(&never.message), &never.message);
             return Tried::Never;
         }
-        let (others, node) = (self.active_pods(uid), self.node_info());
+        let (others, mut node) = (self.active_pods(uid), self.node_info());
+        node.held = self.still_held(&others);
         let context = Context { pressure: self.node.pressure.last(), ..Context::default() };
         match admission::admit(&asked, &others, &node, self.admission_queue.settings(), context) {
             Decision::Admit => self.grant(uid, &asked, &pod, now),

@@ -24,7 +24,8 @@ pub fn amounts(list: Option<&BTreeMap<String, ApiQuantity>>) -> Amounts {
     list.into_iter().flatten().filter_map(|(name, q)| Some((name.clone(), Quantity::parse(&q.0).ok()?))).collect()
 }
 
-fn requests(r: Option<&ResourceRequirements>) -> Amounts {
+/// What they request.
+pub fn requests(r: Option<&ResourceRequirements>) -> Amounts {
     amounts(r.and_then(|r| r.requests.as_ref()))
 }
 
@@ -52,7 +53,8 @@ fn add(sum: &mut Amounts, more: &Amounts) {
     }
 }
 
-fn raise(max: &mut Amounts, other: &Amounts) {
+/// The larger of both, by name.
+pub fn raise(max: &mut Amounts, other: &Amounts) {
     for (name, q) in other {
         match max.get_mut(name) {
             Some(have) if *have >= *q => {}
@@ -68,7 +70,8 @@ fn is_pod_level(name: &str) -> bool {
     name == "cpu" || name == "memory" || name.starts_with("hugepages-")
 }
 
-fn pod_level(pod: &Pod) -> Option<&ResourceRequirements> {
+/// The resources of the pod as a whole.
+pub fn pod_level(pod: &Pod) -> Option<&ResourceRequirements> {
     pod.spec.as_ref()?.resources.as_ref()
 }
 
@@ -112,11 +115,17 @@ pub fn pod_overhead(pod: &Pod) -> Amounts {
 
 /// What the pod requests: containers, init containers, pod-level values, overhead if wanted.
 pub fn pod_requests(pod: &Pod, with_overhead: bool) -> Amounts {
-    let mut sum = aggregate(pod, |c| requests(c.resources.as_ref()));
-    sum.extend(pod_level_amounts(requests(pod_level(pod))));
+    let mut sum = requests_of(pod, |c| requests(c.resources.as_ref()), requests(pod_level(pod)));
     if with_overhead {
         add(&mut sum, &pod_overhead(pod));
     }
+    sum
+}
+
+/// What the pod requests without its overhead where each container requests `own`, and the pod as a whole `level`.
+pub fn requests_of(pod: &Pod, own: impl Fn(&Container) -> Amounts, level: Amounts) -> Amounts {
+    let mut sum = aggregate(pod, own);
+    sum.extend(pod_level_amounts(level));
     sum
 }
 

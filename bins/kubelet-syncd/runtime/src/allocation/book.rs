@@ -50,9 +50,13 @@ pub struct Saved {
 struct Book {
     allocated: HashMap<PodUid, PodResources>,
     actuated: HashMap<PodUid, PodResources>,
+    /// Those of `actuated` that differ from what is allocated: few, and asked for at each admission.
+    deviating: HashSet<PodUid>,
     conditions: HashMap<PodUid, ResizeConditions>,
     exported: Vec<u64>,
     dirty: bool,
+    /// Somebody has less than before, and nobody has asked since.
+    shrunk: bool,
 }
 
 impl Book {
@@ -72,12 +76,26 @@ impl Book {
         let before = self.deviation(uid).cloned();
         change(self.actuated.entry(uid.clone()).or_default());
         self.dirty |= self.deviation(uid) != before.as_ref();
+        // Who had what it was granted cannot have got less by that.
+        if let (Some(before), Some(now)) = (before, self.actuated.get(uid)) {
+            self.shrunk |= now.requests_less_than(&before);
+        }
+        self.compare(uid);
+    }
+
+    /// What is allocated or actuated has changed.
+    fn compare(&mut self, uid: &PodUid) {
+        if self.deviation(uid).is_some() {
+            self.deviating.insert(uid.clone());
+        } else {
+            self.deviating.remove(uid);
+        }
     }
 
     fn saved(&self) -> Saved {
         let allocated = self.allocated.iter().map(|(uid, r)| (uid.to_string(), r.clone())).collect();
-        let uids = self.actuated.keys();
-        let actuated = uids.filter_map(|uid| Some((uid.to_string(), self.deviation(uid)?.clone()))).collect();
+        let uids = self.deviating.iter();
+        let actuated = uids.filter_map(|uid| Some((uid.to_string(), self.actuated.get(uid)?.clone()))).collect();
         Saved { allocated, actuated, exported: self.exported.clone() }
     }
 }
@@ -102,7 +120,9 @@ impl Allocations {
         // Who is not named has what was granted.
         let mut actuated: HashMap<_, _> = allocated.iter().map(|(uid, r)| (uid.clone(), r.actuated())).collect();
         actuated.extend(parse(saved.actuated).into_iter().filter(|(uid, _)| allocated.contains_key(uid)));
-        let book = Book { allocated, actuated, exported: saved.exported, ..Book::default() };
+        let mut book = Book { allocated, actuated, exported: saved.exported, ..Book::default() };
+        let deviates = |uid: &&PodUid| book.deviation(uid).is_some();
+        book.deviating = book.actuated.keys().filter(deviates).cloned().collect();
         Allocations { book: Mutex::new(book), store, gates, changed: Notify::new() }
     }
 
@@ -128,12 +148,24 @@ impl Allocations {
         if book.allocated.get(uid) != Some(&next) {
             book.allocated.insert(uid.clone(), next);
             book.dirty = true;
+            book.compare(uid);
         }
     }
 
     /// What the pod really has, as far as that is known.
     pub fn actuated(&self, uid: &PodUid) -> Option<PodResources> {
         self.book().actuated.get(uid).cloned()
+    }
+
+    /// What those pods really have that have something else than what they were granted.
+    pub fn deviating(&self) -> HashMap<PodUid, PodResources> {
+        let book = self.book();
+        book.deviating.iter().filter_map(|uid| Some((uid.clone(), book.actuated.get(uid)?.clone()))).collect()
+    }
+
+    /// Since the last time somebody asked, a resize has given back cpu or memory.
+    pub fn take_shrunk(&self) -> bool {
+        std::mem::take(&mut self.book().shrunk)
     }
 
     /// A container of the pod has these resources, or is about to be made with them.
@@ -266,6 +298,7 @@ impl Allocations {
     pub fn release(&self, uid: &PodUid) {
         let mut book = self.book();
         book.allocated.remove(uid);
+        book.deviating.remove(uid);
         book.conditions.remove(uid);
     }
 
@@ -274,6 +307,7 @@ impl Allocations {
         let mut book = self.book();
         // A deleted pod in our own file does no harm: it goes with the next write. Upstream's files follow.
         let was_there = book.allocated.remove(uid).is_some() | book.actuated.remove(uid).is_some();
+        book.deviating.remove(uid);
         book.conditions.remove(uid);
         drop(book);
         if was_there {
@@ -286,6 +320,7 @@ impl Allocations {
         let mut book = self.book();
         book.allocated.retain(|uid, _| known.contains(uid));
         book.actuated.retain(|uid, _| known.contains(uid));
+        book.deviating.retain(|uid| known.contains(uid));
         book.conditions.retain(|uid, _| known.contains(uid));
     }
 

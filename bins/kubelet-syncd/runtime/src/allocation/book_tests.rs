@@ -112,6 +112,33 @@ fn a_resize_that_is_half_done_is_half_done_after_a_restart() {
 }
 
 #[test]
+fn who_has_something_else_is_known_and_what_was_given_back_is_told_once() {
+    let disk = Arc::new(Disk::default());
+    let book = disk.restart();
+    let (large, small) = (pod(&[300, 300]), pod(&[100, 400]));
+    book.allocate(&uid(), &large);
+    for name in ["a", "b"] {
+        book.set_actuated(&uid(), name, own(&large, name), &large).unwrap();
+    }
+    assert!(book.deviating().is_empty() && !book.take_shrunk());
+    book.allocate(&uid(), &small);
+    book.flush().unwrap();
+    let held = |book: &Allocations| book.deviating()[&uid()].held_beyond(&small, |_| true);
+    assert_eq!(held(&book), [("cpu".to_owned(), bulkhead_types::Quantity::from_milli(200))].into());
+    let book = disk.restart();
+    assert_eq!(held(&book).len(), 1, "also after a restart");
+    book.set_actuated(&uid(), "b", own(&small, "b"), &small).unwrap();
+    assert!(!book.take_shrunk(), "b has grown");
+    book.set_actuated(&uid(), "a", own(&small, "a"), &small).unwrap();
+    assert!(book.take_shrunk() && !book.take_shrunk());
+    assert!(book.deviating().is_empty());
+    book.allocate(&uid(), &large);
+    assert_eq!(book.deviating().len(), 1);
+    book.release(&uid());
+    assert!(book.deviating().is_empty(), "it is another pod's uid from now on");
+}
+
+#[test]
 fn what_cannot_be_written_is_tried_again() {
     #[derive(Debug, Default)]
     struct Broken(Mutex<(bool, usize)>);
@@ -199,6 +226,7 @@ proptest! {
             }
             let done = (0..2).all(|i| real[i] == size(&granted, i));
             prop_assert_eq!(book.is_in_progress(&uid(), &granted, |_| true), !done);
+            prop_assert_eq!(book.deviating().contains_key(&uid()), !done);
             prop_assert_eq!(&book.granted(&uid(), &pod(&[9, 9])).spec, &granted.spec);
         }
     }

@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use kubelet_model::v1::{Container, Pod};
 use serde::{Deserialize, Serialize};
 
-use kubelet_model::pod::resources::amounts;
+use kubelet_model::pod::resources::{Amounts, amounts, pod_level, raise, requests, requests_of};
 use kubelet_model::pod::spec::{containers, init_containers, is_sidecar};
 
 /// Which resources of a pod can be resized; the names are the feature gates'.
@@ -108,11 +108,48 @@ impl PodResources {
         PodResources { containers: self.containers.iter().map(real).collect(), pod: self.pod.clone() }
     }
 
+    /// A container, or the pod as a whole, requests less cpu or memory than in the other.
+    pub fn requests_less_than(&self, other: &Self) -> bool {
+        let less = |ours: Option<&ResourceRequirements>, theirs: Option<&ResourceRequirements>| {
+            let (ours, theirs) = (requests(ours), requests(theirs));
+            let amount = |list: &Amounts, name: &str| list.get(name).copied().unwrap_or(Quantity::ZERO);
+            ["cpu", "memory"].into_iter().any(|name| amount(&ours, name) < amount(&theirs, name))
+        };
+        less(self.pod.as_ref(), other.pod.as_ref())
+            || other.containers.iter().any(|(name, theirs)| less(self.containers.get(name), Some(theirs)))
+    }
+
     /// Equal amounts of the same containers.
     pub fn same(&self, other: &Self) -> bool {
         self.containers.len() == other.containers.len()
             && same_level(self.pod.as_ref(), other.pod.as_ref())
             && self.containers.iter().all(|(name, own)| other.containers.get(name).is_some_and(|o| same(own, o)))
+    }
+
+    /// What a pod that was granted what its spec says still has beyond that, while it has these resources: of each container that
+    /// runs, and of the pod as a whole, the larger request counts (upstream `component-helpers/resource`, UseStatusResources). An
+    /// init container that is no sidecar counts as granted.
+    pub fn held_beyond(&self, pod: &Pod, is_running: impl Fn(&str) -> bool) -> Amounts {
+        let stays = |c: &Container| is_sidecar(c) || containers(pod).iter().any(|other| other.name == c.name);
+        let own = |c: &Container| {
+            let mut own = requests(c.resources.as_ref());
+            if let Some(real) = self.containers.get(&c.name).filter(|_| stays(c) && is_running(&c.name)) {
+                raise(&mut own, &requests(Some(real)));
+            }
+            own
+        };
+        let granted_level = requests(pod_level(pod));
+        let (mut level, mut real) = (granted_level.clone(), requests(self.pod.as_ref()));
+        // What is not requested for the pod as a whole any more is not looked at.
+        real.retain(|name, _| level.contains_key(name));
+        raise(&mut level, &real);
+        let granted = requests_of(pod, |c| requests(c.resources.as_ref()), granted_level);
+        let held = requests_of(pod, own, level).into_iter();
+        let beyond = held.map(|(name, held)| {
+            let granted = granted.get(&name).copied().unwrap_or(Quantity::ZERO);
+            (name, held - granted)
+        });
+        beyond.filter(|(_, beyond)| *beyond > Quantity::ZERO).collect()
     }
 
     /// The pod with these resources instead of its own. None: it has them already.
@@ -187,6 +224,41 @@ mod tests {
             let init = spec.init_containers.as_ref().unwrap();
             let got = [level, cpu(&init[0]), cpu(&init[1]), cpu(&spec.containers[0])];
             assert_eq!(got, expected.map(str::to_owned), "{gates:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_still_held_counts_as_long_as_it_runs() {
+        let cpu = |milli: i64| json!({"requests": {"cpu": format!("{milli}m"), "memory": "1Gi"}});
+        let with = |[init, sidecar, a, b]: [i64; 4], level: Option<i64>| {
+            let init = [
+                json!({"name": "i", "resources": cpu(init)}),
+                json!({"name": "s", "restartPolicy": "Always", "resources": cpu(sidecar)}),
+            ];
+            let containers = [json!({"name": "a", "resources": cpu(a)}), json!({"name": "b", "resources": cpu(b)})];
+            pod(json!({"resources": level.map(cpu), "initContainers": init, "containers": containers}))
+        };
+        type Case<'a> = ([i64; 4], Option<i64>, [i64; 4], Option<i64>, &'a [&'a str], i64);
+        #[rustfmt::skip]
+        let cases: &[Case<'_>] = &[
+            // granted: init container, sidecar, a, b; pod; had: the same; which run; thousandths beyond
+            ([100, 100, 100, 100], None,      [100, 100, 100, 100], None,       &["s", "a", "b"], 0),
+            ([100, 100, 100, 100], None,      [100, 100, 400, 200], None,       &["s", "a", "b"], 400),
+            // One shrinks while another grows: neither is less than what it was granted.
+            ([100, 100, 300, 100], None,      [100, 100, 100, 400], None,       &["s", "a", "b"], 300),
+            ([100, 100, 100, 100], None,      [100, 100, 400, 200], None,       &["s", "b"],      100),
+            ([100, 100, 100, 100], None,      [100, 300, 100, 100], None,       &["s", "a", "b"], 200),
+            ([100, 100, 100, 100], None,      [900, 100, 100, 100], None,       &["i"],           0),
+            ([100, 100, 100, 100], Some(500), [100, 100, 400, 200], Some(900),  &["s", "a", "b"], 400),
+            ([100, 100, 100, 100], Some(900), [100, 100, 400, 200], Some(500),  &["s", "a", "b"], 0),
+            ([100, 100, 100, 100], None,      [100, 100, 100, 100], Some(900),  &["s", "a", "b"], 0),
+        ];
+        for (granted, level, had, had_level, running, beyond) in cases {
+            let real = PodResources::of(&with(*had, *had_level), Gates::default());
+            let held = real.held_beyond(&with(*granted, *level), |name| running.contains(&name));
+            let expected: Amounts =
+                [("cpu".to_owned(), Quantity::from_milli(*beyond))].into_iter().filter(|(_, q)| !q.is_zero()).collect();
+            assert_eq!(held, expected, "{granted:?} {level:?} {had:?} {had_level:?} {running:?}");
         }
     }
 
