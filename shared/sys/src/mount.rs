@@ -72,6 +72,13 @@ pub fn tmpfs(target: BorrowedFd<'_>, options: &Tmpfs) -> Result<TmpfsMounted, Mo
     Ok(TmpfsMounted { noswap })
 }
 
+/// Whether the kernel can keep a tmpfs of this process's from being swapped out. Nothing is mounted for it. Needs what a mount
+/// needs; without that, and in a user namespace of its own, the answer is no.
+pub fn is_noswap_supported() -> bool {
+    let context = rustix::mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC);
+    context.is_ok_and(|context| rustix::mount::fsconfig_set_flag(&context, "noswap").is_ok())
+}
+
 /// Whether an open file or directory lives in a tmpfs.
 pub fn is_tmpfs(fd: BorrowedFd<'_>) -> io::Result<bool> {
     /// TMPFS_MAGIC of linux/magic.h.
@@ -275,6 +282,7 @@ mod tests {
         assert_eq!((mount.fs_type, &*mount.source), ("tmpfs", Path::new("tmpfs")));
         assert!(mount.super_options.contains("size=1024k"), "{}", mount.super_options);
         assert_eq!(mount.super_options.contains("noswap"), mounted.noswap);
+        assert_eq!(is_noswap_supported(), mounted.noswap);
 
         let held = std::fs::File::create(point.join("held")).unwrap();
         match unmount(base.as_fd(), "vol") {

@@ -620,7 +620,7 @@ impl Cgroups for Model {
 
     async fn ensure_node(&self, _: Request<api::EnsureNodeRequest>) -> Answer<api::EnsureNodeReply> {
         let driver = "cgroupfs".to_owned();
-        Ok(Response::new(api::EnsureNodeReply { driver, version: 2, limits_error: String::new() }))
+        Ok(Response::new(api::EnsureNodeReply { driver, version: 2, ..Default::default() }))
     }
 
     async fn enforce_reserved(&self, _: Request<api::EnforceReservedRequest>) -> Answer<api::EnforceReservedReply> {

@@ -185,6 +185,8 @@ pub struct HostFacts {
     pub memory_capacity: u64,
     /// Bytes.
     pub swap_capacity: u64,
+    /// The kernel lists an area to swap to (upstream `pkg/kubelet/util/swap` IsSwapOn).
+    pub swap_on: bool,
     /// Page sizes as the kernel's cgroup files name them: `2MB`, `1GB`.
     pub hugepage_sizes: Vec<String>,
     /// CPUs with a `thermal_throttle` folder, which containers must not see.
@@ -208,6 +210,8 @@ impl HostFacts {
             swap_controller,
             memory_capacity: meminfo_bytes(&meminfo, "MemTotal:"),
             swap_capacity: meminfo_bytes(&meminfo, "SwapTotal:"),
+            // The first line is the table's head. A kernel without swap has no such file.
+            swap_on: std::fs::read_to_string(root.join("proc/swaps")).is_ok_and(|text| text.trim().lines().count() > 1),
             hugepage_sizes: hugepage_sizes(&root.join("sys/kernel/mm/hugepages")),
             thermal_throttle_cpus: thermal_throttle_cpus(&root.join("sys/devices/system/cpu")),
             selinux_enabled: SeLinux::is_on(root),
@@ -283,12 +287,17 @@ mod tests {
         make("sys/devices/system/cpu/cpufreq");
         std::fs::write(root.path().join("sys/fs/cgroup/memory/memory.memsw.limit_in_bytes"), "").unwrap();
         std::fs::write(root.path().join("proc/meminfo"), "MemTotal:  1024 kB\nSwapTotal:  2 kB\n").unwrap();
+        let swaps = root.path().join("proc/swaps");
+        std::fs::write(&swaps, "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n").unwrap();
+        assert!(!HostFacts::read(root.path()).swap_on);
+        std::fs::write(&swaps, "Filename Type Size Used Priority\n/swap file 1 0 -2\n").unwrap();
         let facts = HostFacts::read(root.path());
         let expected = HostFacts {
             cgroup_v2: false,
             swap_controller: true,
             memory_capacity: 1 << 20,
             swap_capacity: 2048,
+            swap_on: true,
             hugepage_sizes: vec!["2MB".into(), "1GB".into()],
             thermal_throttle_cpus: vec![2, 10],
             selinux_enabled: false,

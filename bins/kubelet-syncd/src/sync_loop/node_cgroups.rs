@@ -69,6 +69,7 @@ const ENFORCE_AGAIN: Duration = Duration::from_secs(60);
 pub async fn keep_node_cgroups(node: Arc<NodeContext>, ready: watch::Sender<Option<Epoch>>) {
     let mut peer = node.volnetd.link().watch();
     let mut told = Enforced::default();
+    let mut disk_told = false;
     let say = |epoch: Option<Epoch>| ready.send_if_modified(|now| std::mem::replace(now, epoch) != epoch);
     loop {
         let epoch = peer.borrow_and_update().ready_epoch();
@@ -81,6 +82,10 @@ pub async fn keep_node_cgroups(node: Arc<NodeContext>, ready: watch::Sender<Opti
                     let mut events: Vec<NodeEvent> =
                         limits_failed(&node.config.cgroup_root, &reply).into_iter().collect();
                     again = !events.is_empty();
+                    // Once in a life of this process, as upstream at its start.
+                    if !std::mem::replace(&mut disk_told, true) {
+                        events.extend(memory_on_disk(&reply, node.facts().host.swap_on));
+                    }
                     match enforce_reserved(&node).await {
                         Some(reply) => {
                             again |= reply.cgroups.iter().any(|cgroup| !cgroup.error.is_empty());
@@ -159,6 +164,18 @@ fn limits_failed(cgroup_root: &str, reply: &api::EnsureNodeReply) -> Option<Node
     let parts = cgroup_root.split('/').filter(|part| !part.is_empty()).chain(["kubepods"]);
     let name = parts.map(|part| format!("{part:?}")).collect::<Vec<_>>().join(" ");
     Some(warning(format!("Failed to update Node Allocatable Limits [{name}]: {error}")))
+}
+
+/// Upstream's event at a start on a machine whose kernel may write volumes in memory to a disk (`pkg/kubelet/cm`
+/// NewContainerManager).
+fn memory_on_disk(reply: &api::EnsureNodeReply, swap_on: bool) -> Option<NodeEvent> {
+    let message = "The tmpfs noswap option is not supported. Memory-backed volumes (e.g. secrets, emptyDirs, etc.) might be \
+                   swapped to disk and should no longer be considered secure.";
+    (swap_on && reply.tmpfs_without_noswap).then(|| NodeEvent {
+        kind: EventType::Warning,
+        reason: "PossibleMemoryBackedVolumesOnDisk",
+        message: message.to_owned(),
+    })
 }
 
 /// Which of the reserved cgroups have had their success told: once, and again after a failure.
@@ -244,5 +261,19 @@ mod tests {
         assert_eq!(limits_failed("/a", &reply("")), None);
         let message = limits_failed("/a", &reply("busy")).unwrap().message;
         assert_eq!(message, "Failed to update Node Allocatable Limits [\"a\" \"kubepods\"]: busy");
+    }
+
+    #[test]
+    fn memory_that_may_be_swapped_out_is_told_of() {
+        for (swap_on, tmpfs_without_noswap, told) in
+            [(true, true, true), (true, false, false), (false, true, false), (false, false, false)]
+        {
+            let reply = api::EnsureNodeReply { tmpfs_without_noswap, ..Default::default() };
+            let event = memory_on_disk(&reply, swap_on);
+            assert_eq!(event.is_some(), told, "{swap_on} {tmpfs_without_noswap}");
+            let text = "The tmpfs noswap option is not supported. Memory-backed volumes (e.g. secrets, emptyDirs, etc.) \
+                        might be swapped to disk and should no longer be considered secure.";
+            assert!(event.is_none_or(|event| event.message == text));
+        }
     }
 }

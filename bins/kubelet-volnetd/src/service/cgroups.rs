@@ -43,7 +43,8 @@ impl Cgroups for Verbs {
             Version::V2 => 2,
         };
         let driver = self.node.cgroups.driver().as_str().to_owned();
-        Ok(Response::new(EnsureNodeReply { driver, version, limits_error }))
+        let tmpfs_without_noswap = !bulkhead_sys::mount::is_noswap_supported();
+        Ok(Response::new(EnsureNodeReply { driver, version, limits_error, tmpfs_without_noswap }))
     }
 
     async fn enforce_reserved(
