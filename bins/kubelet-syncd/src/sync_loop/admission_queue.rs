@@ -169,10 +169,14 @@ impl SyncLoop {
         self.decide_admission(uid, pod, now);
     }
 
-    /// What changes while the process runs. A pod that the runtime has was admitted before: a restart under pressure takes
-    /// nothing away.
+    /// A pod that the runtime has was admitted before.
+    fn was_admitted(&self, uid: &PodUid) -> bool {
+        !self.node.cache.get(uid).sandboxes.is_empty()
+    }
+
+    /// What changes while the process runs. A restart under pressure takes nothing away.
     fn admission_context(&self, uid: &PodUid) -> Context {
-        let runs = !self.node.cache.get(uid).sandboxes.is_empty();
+        let runs = self.was_admitted(uid);
         let pressure = if runs { Pressure::default() } else { self.node.pressure.last() };
         // It ends as the others do, in its turn.
         Context { pressure, shutting_down: self.shutdown.is_some() && !runs }
@@ -194,7 +198,10 @@ impl SyncLoop {
         let given = self.node.container_manager.allocatable_for(pod).into_iter();
         let amount = |n: u64| Quantity::from_i64(i64::try_from(n).unwrap_or(i64::MAX));
         node.allocatable.extend(given.map(|(resource, n)| (resource, amount(n))));
-        node.held = self.still_held(&others);
+        // A resize under way ends no pod that was admitted before it.
+        if !self.was_admitted(uid) {
+            node.held = self.still_held(&others);
+        }
         let (settings, context) = (&self.admission_queue.settings, self.admission_context(uid));
         let is_short = Cell::new(false);
         let give = || {
