@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use bulkhead_types::FAR;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
@@ -189,7 +190,8 @@ fn channel(connector: Arc<dyn Connector>) -> Channel {
         .connect_with_connector_lazy(ConnectorService(connector))
 }
 
-/// Runs one call under its deadline, which the server is told too. None: until the caller drops it.
+/// Runs one call under its deadline, which the server is told too, and which is [`FAR`] at most: a pod says what its grace period is.
+/// None: until the caller drops it.
 async fn bounded<Q, R>(
     method: &'static str,
     deadline: Option<Duration>,
@@ -202,6 +204,7 @@ async fn bounded<Q, R>(
     }
     let outcome = match deadline {
         Some(deadline) => {
+            let deadline = deadline.min(FAR);
             request.set_timeout(deadline);
             match tokio::time::timeout(deadline, call(request)).await {
                 Ok(outcome) => outcome,
@@ -352,4 +355,32 @@ calls! { images of "ImageService":
     pull_image(PullImageRequest) -> PullImageResponse, |_, _| None;
     remove_image(RemoveImageRequest) -> RemoveImageResponse, |d, _| Some(d);
     image_fs_info(ImageFsInfoRequest) -> ImageFsInfoResponse, |d, _| Some(d);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A pod's terminationGracePeriodSeconds, a probe's, and the timeout of POST /checkpoint are whatever somebody wrote there.
+    #[tokio::test]
+    async fn a_deadline_of_any_length_can_be_told() {
+        let usual = Duration::from_secs(120);
+        let cases = [
+            (usual.saturating_add(seconds(30)), "150000m"),
+            (usual.saturating_add(seconds(-1)), "120000m"),
+            // Minutes: 100 years.
+            (usual.saturating_add(seconds(i64::MAX)), "52560000M"),
+            (usual.max(seconds(i64::MAX)), "52560000M"),
+            (Duration::MAX, "52560000M"),
+        ];
+        for (deadline, told) in cases {
+            let call =
+                bounded("stop_container", Some(deadline), v1::StopContainerRequest::default(), async |request| {
+                    let timeout = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
+                    assert_eq!(timeout, Some(told), "{deadline:?}");
+                    Ok(Response::new(v1::StopContainerResponse {}))
+                });
+            call.await.unwrap();
+        }
+    }
 }

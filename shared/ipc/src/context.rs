@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bulkhead_types::PodUid;
+use bulkhead_types::{FAR, PodUid};
 
 pub const REQUEST_ID: &str = "x-request-id";
 pub const POD_UID: &str = "x-pod-uid";
@@ -32,10 +32,10 @@ impl CallContext {
         CallContext { pod_uid: Some(pod.clone()), ..CallContext::new() }
     }
 
-    /// Wraps a message for a unary or streaming call. The deadline goes along as `grpc-timeout`.
+    /// Wraps a message for a unary or streaming call. The deadline goes along as `grpc-timeout`, [`FAR`] at most.
     pub fn request<T>(&self, message: T, deadline: Duration) -> tonic::Request<T> {
         let mut request = self.streaming_request(message);
-        request.set_timeout(deadline);
+        request.set_timeout(deadline.min(FAR));
         request
     }
 
@@ -69,5 +69,18 @@ impl CallContext {
 impl Default for CallContext {
     fn default() -> Self {
         CallContext::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_of_any_length_can_be_told() {
+        for (deadline, told) in [(Duration::from_secs(5), "5000000u"), (Duration::MAX, "52560000M")] {
+            let request = CallContext::new().request((), deadline);
+            assert_eq!(request.metadata().get("grpc-timeout").unwrap(), told);
+        }
     }
 }

@@ -10,6 +10,7 @@ use bulkhead_device_plugin::v1beta1::{
     AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse, ContainerPreferredAllocationRequest,
     DevicePluginOptions, Empty, ListAndWatchResponse, PreStartContainerRequest, PreferredAllocationRequest,
 };
+use bulkhead_types::{FAR, later};
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -53,7 +54,7 @@ async fn reach(dial: &Arc<dyn Dial>, address: &PluginAddress) -> Result<Channel,
 
 fn request<Q>(message: Q, deadline: Duration) -> Request<Q> {
     let mut request = Request::new(message);
-    request.set_timeout(deadline);
+    request.set_timeout(deadline.min(FAR));
     request
 }
 
@@ -76,7 +77,7 @@ impl DevicePlugin {
         patience: Duration,
         most: Duration,
     ) -> Result<Self, Unreached> {
-        let until = tokio::time::Instant::now() + patience;
+        let until = later(tokio::time::Instant::now(), patience);
         loop {
             match reach(dial, address).await {
                 Ok(channel) => {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bulkhead_config::kubelet::ShutdownGracePeriodByPodPriority;
 use bulkhead_config::shutdown;
-use bulkhead_types::PodUid;
+use bulkhead_types::{PodUid, later};
 use tokio::time::Instant;
 
 /// The API server is to know that the node is not ready before the first pod ends, and how pods have ended before the machine goes
@@ -118,11 +118,11 @@ impl Course {
 
     /// The stage that begins now. No group takes longer than its period, nor past the time by which it had to be over.
     fn group(&self, index: usize, now: Instant) -> Stage {
-        let by = |groups: &[ShutdownGracePeriodByPodPriority]| self.began + shutdown::total(groups);
+        let by = |groups: &[ShutdownGracePeriodByPodPriority]| later(self.began, shutdown::total(groups));
         if index == self.groups.len() {
             return Stage::Settling { until: (now + TOLD).min(by(&self.groups)) };
         }
-        Stage::Group { index, until: (now + self.period(index)).min(by(&self.groups[..=index])).max(now) }
+        Stage::Group { index, until: later(now, self.period(index)).min(by(&self.groups[..=index])).max(now) }
     }
 
     fn period(&self, index: usize) -> Duration {
@@ -224,6 +224,18 @@ mod tests {
         let mut course = Course::new(groups(&[(0, 0)]), start, Duration::ZERO);
         let now = course.turn(start, &View { pods: &[pod("a", 0, 30)], ..KNOWN });
         assert_eq!(now, [kill("a", 0), Act::TimedOut { priority: 0, period: 0 }, Act::Release]);
+    }
+
+    #[test]
+    fn a_period_of_any_length_is_one() {
+        let start = Instant::now();
+        let mut course = Course::new(groups(&[(0, i64::MAX), (10, i64::MAX)]), start, Duration::ZERO);
+        let grace = i64::MAX.unsigned_abs();
+        let all = [pod("a", 0, 30), pod("b", 10, grace)];
+        assert_eq!(course.turn(start, &View { pods: &all, ..KNOWN }), [kill("a", 30)]);
+        let next = course.turn(start, &View { pods: &all[1..], ..KNOWN });
+        assert_eq!(next[0], Act::Ended { priority: 0, period: grace });
+        assert!(matches!(next[1..], [Act::Kill { grace, .. }] if grace > 3_000_000_000), "{next:?}");
     }
 
     #[test]

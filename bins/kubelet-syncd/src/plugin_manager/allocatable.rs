@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use bulkhead_types::later;
 use kubelet_edges::csi::{CsiNode, Driver};
 use kubelet_volume_manager::operations::driver_facts::allocatable_period;
 use tokio::sync::watch;
@@ -34,7 +35,7 @@ impl Turns {
     pub fn set(&mut self, wanted: &BTreeMap<String, Duration>, now: Instant) {
         self.turns.retain(|name, turn| wanted.get(name) == Some(&turn.period));
         for (name, period) in wanted {
-            self.turns.entry(name.clone()).or_insert_with(|| Turn { period: *period, at: now + *period });
+            self.turns.entry(name.clone()).or_insert_with(|| Turn { period: *period, at: later(now, *period) });
         }
     }
 
@@ -42,7 +43,7 @@ impl Turns {
     pub fn due(&mut self, now: Instant) -> Vec<String> {
         let mut due = Vec::new();
         for (name, turn) in self.turns.iter_mut().filter(|(_, turn)| turn.at <= now) {
-            turn.at = now + turn.period;
+            turn.at = later(now, turn.period);
             if !self.asked.contains_key(name) {
                 self.asked.insert(name.clone(), false);
                 due.push(name.clone());
@@ -165,6 +166,17 @@ mod tests {
         assert_eq!(turns.next(), Some(start + 91 * SECOND));
         turns.set(&of(&[]), start);
         assert_eq!(turns.next(), None);
+    }
+
+    #[test]
+    fn a_period_of_any_length_is_one() {
+        let (mut turns, start) = (Turns::default(), Instant::now());
+        let longest = BTreeMap::from([("a".to_owned(), Duration::from_secs(i64::MAX.unsigned_abs()))]);
+        turns.set(&longest, start);
+        assert_eq!(turns.due(start + 3600 * SECOND), [""; 0]);
+        let at = turns.next().unwrap();
+        assert_eq!(turns.due(at), ["a"]);
+        assert!(turns.next().unwrap() > at);
     }
 
     #[test]

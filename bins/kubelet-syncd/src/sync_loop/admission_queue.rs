@@ -12,7 +12,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bulkhead_types::{PodUid, Quantity};
+use bulkhead_types::{PodUid, Quantity, later};
 use kubelet_model::v1::Pod;
 use tokio::time::Instant;
 
@@ -455,7 +455,7 @@ impl SyncLoop {
         let wait = self.kill_victims(&victims, resource, now);
         let names: Vec<&str> = victims.iter().map(PodUid::as_str).collect();
         self.node.hub.why(uid, format!("waits for pods to make room: {}", names.join(", ")));
-        self.admission_queue.pending.insert(uid.clone(), Pending::Room { victims, until: now + wait });
+        self.admission_queue.pending.insert(uid.clone(), Pending::Room { victims, until: later(now, wait) });
     }
 
     /// Kills pods because a critical one needs what they have. Answers how long that may take.

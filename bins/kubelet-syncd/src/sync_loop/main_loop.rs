@@ -8,7 +8,7 @@ use std::time::Duration;
 use bulkhead_apiclient::random_fraction;
 use bulkhead_daemon::progress::{Heartbeat, asked};
 use bulkhead_ipc::client::PeerState;
-use bulkhead_types::PodUid;
+use bulkhead_types::{PodUid, later};
 use k8s_openapi::api::core::v1::Node;
 use kubelet_model::v1::Pod;
 use tokio::sync::broadcast::error::RecvError;
@@ -537,7 +537,7 @@ impl SyncLoop {
         }
         let (pod, status) = (&self.desired.get(uid)?.pod, self.node.pods.status(uid)?);
         let left = seconds_to_deadline(pod, &status, jiff::Timestamp::now())?;
-        Some(now + Duration::from_secs(u64::try_from(left).unwrap_or(0)))
+        Some(later(now, Duration::from_secs(u64::try_from(left).unwrap_or(0))))
     }
 
     /// What tells how the pod ended is kept: it ended by itself, and somebody wants it.

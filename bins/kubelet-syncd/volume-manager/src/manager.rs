@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_ipc::volnetd as api;
-use bulkhead_types::PodUid;
+use bulkhead_types::{PodUid, later};
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Node;
 use kubelet_model::events::EventType;
@@ -339,7 +339,7 @@ impl VolumeManager {
     /// # Errors
     /// They are not, or cannot be.
     pub async fn mounted(&self, uid: &PodUid, patience: Duration) -> Result<BTreeMap<String, MountedVolume>, Waiting> {
-        let deadline = Instant::now() + patience;
+        let deadline = later(Instant::now(), patience);
         let mut changed = self.context.changed.subscribe();
         loop {
             changed.borrow_and_update();
@@ -480,7 +480,7 @@ impl VolumeManager {
     /// # Errors
     /// What is left, and why.
     pub async fn unmounted(&self, uid: &PodUid, patience: Duration) -> Result<(), String> {
-        let deadline = Instant::now() + patience;
+        let deadline = later(Instant::now(), patience);
         let mut changed = self.context.changed.subscribe();
         loop {
             changed.borrow_and_update();

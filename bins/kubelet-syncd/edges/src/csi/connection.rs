@@ -8,6 +8,7 @@ use std::time::Duration;
 use bulkhead_ipc::broker::{BrokerClient, BrokerError};
 use bulkhead_ipc::volnetd::PluginSocket;
 use bulkhead_ipc::volnetd::open_request::Kind;
+use bulkhead_types::FAR;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
@@ -112,7 +113,7 @@ pub async fn call<Q, R>(
     let bounded = async {
         let channel = channel(stream).await?;
         let mut request = Request::new(message);
-        request.set_timeout(deadline);
+        request.set_timeout(deadline.min(FAR));
         call(channel, request).await.map(Response::into_inner).map_err(as_grpc_go)
     };
     match tokio::time::timeout(deadline, bounded).await {

@@ -8,6 +8,7 @@ use bulkhead_dra::health::v1alpha1::dra_resource_health_client::DraResourceHealt
 use bulkhead_dra::v1;
 use bulkhead_dra::v1::dra_plugin_client::DraPluginClient;
 use bulkhead_dra::v1beta1;
+use bulkhead_types::FAR;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status, Streaming};
@@ -196,7 +197,7 @@ impl Plugin {
 
     fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
-        request.set_timeout(self.timeout);
+        request.set_timeout(self.timeout.min(FAR));
         request
     }
 

@@ -148,6 +148,25 @@ async fn whole_seconds_of_pre_stop_are_gone_from_the_grace_period() {
     }
 }
 
+/// The API server takes any that is not negative.
+#[tokio::test(start_paused = true)]
+async fn a_grace_period_of_any_length_is_one() {
+    let hook = |seconds: i64| serde_json::json!({"preStop": {"sleep": {"seconds": seconds}}});
+    let p = |seconds: i64| {
+        pod(serde_json::json!({
+            "initContainers": [{"name": "side", "image": "i", "restartPolicy": "Always", "lifecycle": hook(3)}],
+            "containers": [{"name": "a", "image": "i", "lifecycle": hook(seconds)}]}))
+    };
+    let w = world();
+    let (calls, took) = kill(&w, Some(&p(7)), &running(&["side", "a"]), i64::MAX).await;
+    let left = i64::MAX - 7;
+    assert_eq!(calls, [format!("StopContainer a-id {left}"), format!("StopContainer side-id {left}")]);
+    assert_eq!(took, 7);
+    let (w, p, status) = (world(), p(i64::MAX), running(&["side", "a"]));
+    let endless = timeout(Duration::from_secs(3600), w.manager.kill_pod(Some(&p), &status, Some(i64::MAX)));
+    assert!(endless.await.is_err(), "it is as long as it says");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_failed_pre_stop_hook_is_one_event_and_the_container_is_stopped() {
     for (command, calls) in [
