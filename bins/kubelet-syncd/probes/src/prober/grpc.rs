@@ -12,9 +12,10 @@ use futures_util::future::{Either, poll_fn, select};
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::client::conn::http2;
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::TokioIo;
 use percent_encoding::percent_decode;
 use prost::Message as _;
+use tokio::sync::watch;
 
 use super::act::user_agent;
 use kubelet_edges::dial::{self, FirstBytes, Noted};
@@ -24,6 +25,8 @@ const ANSWER_BYTES_MAX: usize = 64 << 10;
 /// Before the next try to connect, growing by [`PAUSE_GROWS`] (grpc-go's back-off).
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_GROWS: f64 = 1.6;
+/// For a connection that is over to say so to the other side, which may not be reading.
+const GOODBYE: Duration = Duration::from_secs(1);
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct HealthCheckRequest {
@@ -47,6 +50,28 @@ struct Status {
 impl Status {
     fn new(code: Code, message: impl Into<String>) -> Self {
         Status { code, message: message.into() }
+    }
+}
+
+/// The library's own tasks for a connection, which would go on as long as the other side reads nothing of what is left to be written.
+/// They end [`GOODBYE`] after the other half of the channel has been dropped, if not before.
+#[derive(Debug, Clone)]
+struct ConnectionTasks(watch::Receiver<()>);
+
+impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for ConnectionTasks {
+    fn execute(&self, task: F) {
+        let mut connection = self.0.clone();
+        tokio::spawn(async move {
+            let is_over = async {
+                // Nothing is ever sent.
+                let _ = connection.changed().await;
+                tokio::time::sleep(GOODBYE).await;
+            };
+            tokio::select! {
+                () = task => {}
+                () = is_over => {}
+            }
+        });
     }
 }
 
@@ -102,7 +127,8 @@ async fn ask(host: &str, port: u16, service: &str, timeout: Duration, connected:
     loop {
         if let Ok(stream) = dial::dial(host, port).await {
             let (stream, first) = Noted::new(stream);
-            let handshake = http2::Builder::new(TokioExecutor::new()).handshake(TokioIo::new(stream)).await;
+            let (_in_use, life) = watch::channel(());
+            let handshake = http2::Builder::new(ConnectionTasks(life)).handshake(TokioIo::new(stream)).await;
             if let Ok((sender, connection)) = handshake {
                 let mut connection = pin!(connection);
                 // What is read is read by a task of the library's own.

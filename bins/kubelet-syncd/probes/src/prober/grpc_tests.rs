@@ -1,5 +1,6 @@
 //! Health checks of real local servers.
 
+use hyper_util::rt::TokioExecutor;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -135,4 +136,23 @@ async fn a_server_that_never_answers() {
         check("127.0.0.1", port, "", SECOND).await,
         Err("timeout: health rpc did not complete within 1s".to_owned())
     );
+}
+
+/// It sends its settings and pings, and reads nothing: the answers to the pings fill the connection, so nothing can be written.
+#[tokio::test]
+async fn a_server_that_reads_nothing_is_left() {
+    const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
+    const PING: &[u8] = &[0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let left = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream.write_all(SETTINGS).await.unwrap();
+        let pings = PING.repeat(1024);
+        while stream.write_all(&pings).await.is_ok() {}
+    });
+    let expected = "timeout: health rpc did not complete within 1s";
+    assert_eq!(check("127.0.0.1", port, "", SECOND).await, Err(expected.to_owned()));
+    assert!(!left.is_finished(), "it is told first");
+    tokio::time::timeout(LONG, left).await.expect("the connection is closed").unwrap();
 }
