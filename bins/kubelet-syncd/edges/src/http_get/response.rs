@@ -67,10 +67,9 @@ impl<S: AsyncRead + Unpin> Reader<S> {
 
     /// False: the other side sends no more.
     async fn more(&mut self) -> Result<bool, Failure> {
-        if self.used == self.buffer.len() {
-            self.buffer.clear();
-            self.used = 0;
-        }
+        // What has been used is not kept for as long as the other side goes on.
+        self.buffer.drain(..self.used);
+        self.used = 0;
         self.buffer.reserve(READ_BYTES);
         Ok(self.stream.read_buf(&mut self.buffer).await? > 0)
     }
@@ -82,8 +81,9 @@ impl<S: AsyncRead + Unpin> Reader<S> {
     /// The head of the answer that counts.
     pub(super) async fn head(&mut self) -> Result<Head, Failure> {
         for _ in 0..=INTERIM_MAX {
+            let mut search = HeadSearch::default();
             let end = loop {
-                if let Some(end) = head_end(self.rest()) {
+                if let Some(end) = search.end(self.rest()) {
                     break end;
                 }
                 if self.rest().len() > HEAD_BYTES_MAX {
@@ -143,13 +143,17 @@ impl<S: AsyncRead + Unpin> Reader<S> {
     }
 
     async fn line(&mut self) -> Result<Vec<u8>, Failure> {
+        // So much of the rest has no line end. It is not looked at again with each byte that comes.
+        let mut searched = 0;
         loop {
-            if let Some(end) = self.rest().iter().position(|b| *b == b'\n') {
+            let new = self.rest().get(searched..).unwrap_or_default();
+            if let Some(end) = new.iter().position(|b| *b == b'\n').map(|at| searched + at) {
                 let line = self.rest().get(..end).unwrap_or_default().to_vec();
                 self.used += end + 1;
                 return Ok(line.strip_suffix(b"\r").map(<[u8]>::to_vec).unwrap_or(line));
             }
-            if self.rest().len() > LINE_BYTES_MAX {
+            searched = self.rest().len();
+            if searched > LINE_BYTES_MAX {
                 return Err(Failure::Said("header line too long".to_owned()));
             }
             if !self.more().await? {
@@ -181,21 +185,31 @@ impl<S: AsyncRead + Unpin> Reader<S> {
     }
 }
 
-/// Where the body begins.
-fn head_end(bytes: &[u8]) -> Option<usize> {
-    let mut line = 0;
-    for (at, _) in bytes.iter().enumerate().filter(|(_, b)| **b == b'\n') {
-        let text = bytes.get(line..at).unwrap_or_default();
-        if line > 0 && (text.is_empty() || text == b"\r") {
-            return Some(at + 1);
+/// Looks for the end of a head in what has come, and at each byte once: the other side may send one at a time.
+#[derive(Debug, Default)]
+struct HeadSearch {
+    /// Where the line begins that has not ended.
+    line: usize,
+    searched: usize,
+}
+
+impl HeadSearch {
+    /// Where the body begins. `bytes`: all that has come of the head, and more each time.
+    fn end(&mut self, bytes: &[u8]) -> Option<usize> {
+        while let Some(new) = bytes.get(self.searched..).unwrap_or_default().iter().position(|b| *b == b'\n') {
+            let at = self.searched + new;
+            let text = bytes.get(self.line..at).unwrap_or_default();
+            // What begins otherwise is no answer at all: it need not end like one.
+            let is_end = if self.line > 0 { text.is_empty() || text == b"\r" } else { !bytes.starts_with(b"HTTP/") };
+            if is_end {
+                return Some(at + 1);
+            }
+            self.line = at + 1;
+            self.searched = at + 1;
         }
-        line = at + 1;
-        // What begins otherwise is no answer at all: it need not end like one.
-        if line == at + 1 && !bytes.starts_with(b"HTTP/") {
-            return Some(at + 1);
-        }
+        self.searched = bytes.len();
+        None
     }
-    None
 }
 
 fn parse(head: &[u8]) -> Result<Head, Failure> {
@@ -246,6 +260,8 @@ fn parse(head: &[u8]) -> Result<Head, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncWriteExt as _;
+
     use super::*;
 
     async fn read(bytes: &[u8], max: usize) -> Result<(u16, String), String> {
@@ -294,7 +310,58 @@ mod tests {
         assert!(read(long.as_bytes(), 100).await.unwrap_err().contains("headers exceeded"));
     }
 
+    #[tokio::test]
+    async fn an_answer_that_comes_byte_by_byte() {
+        let padding = "x".repeat(HEAD_BYTES_MAX - 100);
+        let head = format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nA: {padding}\r\n\r\n");
+        let answer = format!("{head}2;{}\r\nok\r\n0\r\n\r\n", "y".repeat(LINE_BYTES_MAX - 10));
+        let (mut theirs, ours) = tokio::io::duplex(1);
+        tokio::spawn(async move {
+            for byte in answer.as_bytes().chunks(1) {
+                if theirs.write_all(byte).await.is_err() {
+                    return;
+                }
+            }
+        });
+        let mut reader = Reader::new(ours);
+        let head = reader.head().await.unwrap();
+        assert_eq!((head.status, head.framing), (200, Framing::Chunked));
+        assert_eq!(reader.body(head.framing, 100).await.unwrap(), b"ok");
+    }
+
+    #[test]
+    fn no_byte_of_a_head_is_looked_at_twice() {
+        let mut search = HeadSearch::default();
+        let mut bytes = b"HTTP/1.1 200 OK\r\nA: b".to_vec();
+        assert_eq!(search.end(&bytes), None);
+        // An end where it has looked already is not seen.
+        bytes[18..].copy_from_slice(b"\n\n\n");
+        assert_eq!(search.end(&bytes), None);
+        bytes.extend_from_slice(b"\r\n\r\nbody");
+        assert_eq!(search.end(&bytes), Some(bytes.len() - 4));
+    }
+
+    #[tokio::test]
+    async fn what_has_been_read_is_not_kept() {
+        let chunk = format!("1;{}\r\nx\r\n", "y".repeat(LINE_BYTES_MAX - 10));
+        let answer = chunk.repeat(100);
+        let mut reader = Reader::new(answer.as_bytes());
+        let mut body = Vec::new();
+        reader.chunks(&mut body, 100).await.unwrap();
+        assert_eq!(body.len(), 100);
+        assert!(reader.buffer.capacity() < 4 * (LINE_BYTES_MAX + READ_BYTES), "{}", reader.buffer.capacity());
+    }
+
     proptest::proptest! {
+        #[test]
+        fn a_head_ends_where_it_does_however_it_comes(text in "HTTP/[a\r\n]{0,40}|[a\r\n]{0,9}", at in 0_usize..50) {
+            let bytes = text.as_bytes();
+            let whole = HeadSearch::default().end(bytes);
+            let mut search = HeadSearch::default();
+            let first = search.end(&bytes[..at.min(bytes.len())]);
+            proptest::prop_assert_eq!(first.or_else(|| search.end(bytes)), whole);
+        }
+
         #[test]
         fn nothing_that_is_sent_breaks_it(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300), max in 0_usize..50) {
             let whole = [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n".as_slice(), &bytes].concat();
