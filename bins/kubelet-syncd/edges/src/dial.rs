@@ -11,12 +11,17 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
+use bulkhead_types::later;
 use futures_util::task::AtomicWaker;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout_at};
+
+use crate::resolver::{self, Resolver};
 
 /// A socket that is connected, or is about to be.
 struct Begun {
@@ -81,51 +86,57 @@ pub async fn reach(to: SocketAddr) -> io::Result<()> {
 /// The addresses that `host` stands for; a literal address stands for itself.
 ///
 /// # Errors
-/// In Go's words (`lookup <host>: no such host`).
-pub async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, String> {
+/// In the words of Go's dialer: `dial tcp: lookup <host>: no such host`.
+async fn resolve(resolver: &Resolver, host: &str, port: u16, asker: &str) -> Result<Vec<SocketAddr>, String> {
     if let Ok(address) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(address, port)]);
     }
-    match tokio::net::lookup_host((host, port)).await {
-        Ok(found) => {
-            let found: Vec<SocketAddr> = found.collect();
-            if found.is_empty() { Err(format!("lookup {host}: no such host")) } else { Ok(found) }
-        }
-        Err(_) => Err(format!("lookup {host}: no such host")),
+    let found = resolver.lookup(host, asker).await.unwrap_or_default();
+    if found.is_empty() {
+        return Err(format!("dial tcp: lookup {host}: no such host"));
     }
+    Ok(found.into_iter().map(|address| SocketAddr::new(address, port)).collect())
 }
 
-/// Connects to the first address that can be had.
+/// Connects to the first address that can be had. No time limit: drop the future. `asker`: see [`resolver::lookup`].
 ///
 /// # Errors
 /// In the words of Go's dialer: `dial tcp 10.0.0.1:80: connect: connection refused`.
-pub async fn dial(host: &str, port: u16) -> Result<TcpStream, String> {
-    each(host, port, async |to| connect(to).await).await
+pub async fn dial(host: &str, port: u16, asker: &str) -> Result<TcpStream, String> {
+    let addresses = resolve(resolver::of_the_machine(), host, port, asker).await?;
+    each(&addresses, async |to| connect(to).await).await
 }
 
-/// [`reach`] by host, with errors as [`dial`].
+/// [`reach`] by host within a time.
 ///
 /// # Errors
-/// As [`dial`].
-pub async fn reach_host(host: &str, port: u16) -> Result<(), String> {
-    each(host, port, async |to| reach(to).await).await
+/// As [`dial`], and in the same words where the time is over: `dial tcp 10.0.0.1:80: i/o timeout`.
+pub async fn reach_host(host: &str, port: u16, asker: &str, timeout: Duration) -> Result<(), String> {
+    reach_by(resolver::of_the_machine(), host, port, asker, timeout).await
 }
 
-async fn each<T>(host: &str, port: u16, connect: impl AsyncFn(SocketAddr) -> io::Result<T>) -> Result<T, String> {
-    if let Ok(address) = host.parse::<IpAddr>() {
-        let to = SocketAddr::new(address, port);
-        return connect(to).await.map_err(|error| format!("dial tcp {to}: connect: {}", words(&error)));
+async fn reach_by(resolver: &Resolver, host: &str, port: u16, asker: &str, timeout: Duration) -> Result<(), String> {
+    let until = later(Instant::now(), timeout);
+    let Ok(addresses) = timeout_at(until, resolve(resolver, host, port, asker)).await else {
+        return Err(format!("dial tcp: lookup {host}: i/o timeout"));
+    };
+    match timeout_at(until, each(&addresses?, async |to| reach(to).await)).await {
+        Ok(reached) => reached,
+        Err(_) => Err(format!("dial tcp {}: i/o timeout", join_host_port(host, port))),
     }
+}
+
+async fn each<T>(addresses: &[SocketAddr], connect: impl AsyncFn(SocketAddr) -> io::Result<T>) -> Result<T, String> {
     let mut first = None;
-    for to in resolve(host, port).await.map_err(|error| format!("dial tcp: {error}"))? {
-        match connect(to).await {
+    for to in addresses {
+        match connect(*to).await {
             Ok(stream) => return Ok(stream),
             Err(error) => {
                 first.get_or_insert_with(|| format!("dial tcp {to}: connect: {}", words(&error)));
             }
         }
     }
-    Err(first.unwrap_or_else(|| format!("dial tcp: lookup {host}: no such host")))
+    Err(first.unwrap_or_else(|| "dial tcp: missing address".to_owned()))
 }
 
 /// `host:port`, with brackets around what has colons (Go's `net.JoinHostPort`).
@@ -236,13 +247,16 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
+    use crate::resolver::tests::NameServer;
+
+    const SECOND: Duration = Duration::from_secs(1);
 
     #[tokio::test]
     async fn refused_in_gos_words() {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let error = dial("127.0.0.1", free.port()).await.unwrap_err();
+        let error = dial("127.0.0.1", free.port(), "pod").await.unwrap_err();
         assert_eq!(error, format!("dial tcp 127.0.0.1:{}: connect: connection refused", free.port()));
-        let error = reach_host("127.0.0.1", free.port()).await.unwrap_err();
+        let error = reach_host("127.0.0.1", free.port(), "pod", SECOND).await.unwrap_err();
         assert_eq!(error, format!("dial tcp 127.0.0.1:{}: connect: connection refused", free.port()));
     }
 
@@ -250,11 +264,27 @@ mod tests {
     async fn names_and_addresses_are_reached() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        reach_host("127.0.0.1", port).await.unwrap();
-        reach_host("localhost", port).await.unwrap();
-        let error = dial("no.such.host.invalid", port).await.unwrap_err();
+        reach_host("127.0.0.1", port, "pod", SECOND).await.unwrap();
+        reach_host("localhost", port, "pod", SECOND).await.unwrap();
+        let error = dial("no.such.host.invalid", port, "pod").await.unwrap_err();
         assert_eq!(error, "dial tcp: lookup no.such.host.invalid: no such host");
         assert_eq!((join_host_port("::1", 80), join_host_port("a", "x")), ("[::1]:80".to_owned(), "a:x".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn a_name_that_nobody_answers_for_is_waited_for_no_longer_than_the_rest() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (port, resolver) = (listener.local_addr().unwrap().port(), NameServer::default().resolver());
+        let reach = |host: &'static str| reach_by(&resolver, host, port, "pod", SECOND / 10);
+        for silent in ["silent", "silent.too", "silent.as.well"] {
+            let timed_out = format!("dial tcp: lookup {silent}: i/o timeout");
+            assert_eq!(reach(silent).await, Err(timed_out));
+        }
+        assert_eq!(reach("127.0.0.1").await, Ok(()), "an address is no name");
+        assert_eq!(reach("known").await, Err("dial tcp: lookup known: i/o timeout".to_owned()), "two are under way");
+        assert_eq!(reach_by(&resolver, "known", port, "another", SECOND).await, Ok(()));
+        let none = reach_by(&resolver, "none", port, "another", SECOND).await;
+        assert_eq!(none, Err("dial tcp: lookup none: no such host".to_owned()));
     }
 
     #[tokio::test]

@@ -4,6 +4,7 @@
 //!
 //! | module | decides |
 //! |---|---|
+//! | [`resolver`] | how many names are looked up at a time, and for whom |
 //! | [`dial`] | how a connection to a pod is made |
 //! | [`http_get`] | what an HTTP probe or hook sends, and which answer is a success |
 //! | [`volnetd`] | nothing: the verbs of the other side, and the proof that a destructive one needs |
@@ -19,5 +20,6 @@ pub mod dra;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
 pub mod http_get;
+pub mod resolver;
 pub mod runtime_service;
 pub mod volnetd;

@@ -42,6 +42,8 @@ pub struct Get {
     /// left out.
     pub headers: Vec<(String, String)>,
     pub user_agent: String,
+    /// For whom, where a name has to be looked up: see [`resolver::lookup`](crate::resolver::lookup).
+    pub asker: String,
 }
 
 /// An answer, whatever its status.
@@ -124,7 +126,7 @@ async fn follow(request: &Get, progress: &mut Progress) -> Result<Answer, GetErr
         let bytes = request::bytes(request, &progress.target, host.as_deref(), referer.as_deref());
         let bytes = bytes.map_err(GetError::other)?;
         let target = progress.target.clone();
-        let answer = exchange(&target, &bytes, &mut progress.in_body).await?;
+        let answer = exchange(&target, &request.asker, &bytes, &mut progress.in_body).await?;
         let Some(location) = answer.1.filter(|_| matches!(answer.0.status, 301..=303 | 307 | 308)) else {
             return Ok(answer.0);
         };
@@ -147,14 +149,19 @@ async fn follow(request: &Get, progress: &mut Progress) -> Result<Answer, GetErr
 }
 
 /// One request on a connection of its own; with the answer comes where it points to.
-async fn exchange(target: &Target, request: &[u8], in_body: &mut bool) -> Result<(Answer, Option<String>), GetError> {
+async fn exchange(
+    target: &Target,
+    asker: &str,
+    request: &[u8],
+    in_body: &mut bool,
+) -> Result<(Answer, Option<String>), GetError> {
     let port = match (target.port, target.scheme.as_str()) {
         (Some(port), "http" | "https") => port,
         (None, "http") => 80,
         (None, "https") => 443,
         (_, scheme) => return Err(GetError::other(format!("unsupported protocol scheme {scheme:?}"))),
     };
-    let stream = dial::dial(&target.host, port).await.map_err(GetError::other)?;
+    let stream = dial::dial(&target.host, port, asker).await.map_err(GetError::other)?;
     // Between which addresses, for the words of a failure.
     let between = stream.local_addr().ok().zip(stream.peer_addr().ok());
     let broken = |doing: &str, error: &std::io::Error| match (error.raw_os_error(), between) {

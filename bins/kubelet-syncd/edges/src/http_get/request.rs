@@ -106,6 +106,7 @@ mod tests {
             path: "/p".to_owned(),
             headers: headers.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect(),
             user_agent: "kube-probe/1.36".to_owned(),
+            asker: String::new(),
         };
         let bytes = bytes(&get, &Target::of(&get), host_header(&get).as_deref(), None)?;
         Ok(String::from_utf8(bytes).unwrap())

@@ -83,6 +83,7 @@ fn request(port: u16) -> Get {
         path: "/healthz?x=1".to_owned(),
         headers: vec![("X-A".to_owned(), "b".to_owned())],
         user_agent: "kube-probe/1.36".to_owned(),
+        asker: "pod".to_owned(),
     }
 }
 

@@ -214,6 +214,7 @@ mod tests {
             path: path.to_owned(),
             headers: Vec::new(),
             user_agent: String::new(),
+            asker: String::new(),
         };
         Target::of(&get)
     }

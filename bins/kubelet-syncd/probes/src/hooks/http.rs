@@ -54,6 +54,7 @@ fn plan(hook: &Hook, action: &HTTPGetAction) -> Result<Get, String> {
         path: action.path.clone().unwrap_or_default(),
         headers: headers.collect(),
         user_agent: USER_AGENT.to_owned(),
+        asker: hook.pod.as_ref().map_or(hook.id.as_str(), |pod| pod.uid.as_str()).to_owned(),
     })
 }
 

@@ -84,6 +84,7 @@ async fn once(cri: &CriClient, leftovers: &Leftovers, attempt: &Attempt) -> Outc
                 path: path.clone(),
                 headers: headers.clone(),
                 user_agent: user_agent(),
+                asker: attempt.pod.to_string(),
             })
         }),
         Action::Tcp { host: of, port } => port.as_ref().map(|port| Request::Tcp(host(of), *port)),
@@ -92,10 +93,9 @@ async fn once(cri: &CriClient, leftovers: &Leftovers, attempt: &Attempt) -> Outc
     };
     match asked {
         Ok(Request::Http(get)) => http_outcome(http_get::get(&get, timeout).await),
-        Ok(Request::Tcp(host, port)) => match tokio::time::timeout(timeout, dial::reach_host(&host, port)).await {
-            Ok(Ok(())) => Outcome::Success,
-            Ok(Err(text)) => Outcome::Failure(text),
-            Err(_) => Outcome::Failure(format!("dial tcp {}: i/o timeout", dial::join_host_port(&host, port))),
+        Ok(Request::Tcp(host, port)) => match dial::reach_host(&host, port, attempt.pod.as_str(), timeout).await {
+            Ok(()) => Outcome::Success,
+            Err(text) => Outcome::Failure(text),
         },
         Ok(Request::Grpc(port, service)) => match grpc::check(&attempt.ip, port, service, timeout).await {
             Ok(()) => Outcome::Success,

@@ -1,6 +1,7 @@
 //! The gRPC health check (`grpc.health.v1.Health/Check`) over plain HTTP/2, with what it came to in upstream's words
 //! (`pkg/probe/grpc/grpc.go`). A connection of its own for each check.
 
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
@@ -125,7 +126,10 @@ async fn ask(host: &str, port: u16, service: &str, timeout: Duration, connected:
     let began = tokio::time::Instant::now();
     let mut pause = PAUSE;
     loop {
-        if let Ok(stream) = dial::dial(host, port).await {
+        // The pod's own address: there is no name to look up.
+        if let Ok(address) = host.parse()
+            && let Ok(stream) = dial::connect(SocketAddr::new(address, port)).await
+        {
             let (stream, first) = Noted::new(stream);
             let (_in_use, life) = watch::channel(());
             let handshake = http2::Builder::new(ConnectionTasks(life)).handshake(TokioIo::new(stream)).await;

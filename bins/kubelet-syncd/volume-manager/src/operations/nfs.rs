@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use bulkhead_ipc::volnetd as api;
+use kubelet_edges::resolver;
 
 use super::{Failure, Phase};
 
@@ -11,8 +12,6 @@ use super::{Failure, Phase};
 const RESOLVE: Duration = Duration::from_secs(15);
 /// As many as kubelet-volnetd takes.
 const ADDRESSES: usize = 8;
-/// Any: a resolver wants one.
-const PORT: u16 = 2049;
 
 /// The request for an export; the server's addresses are in the order in which the resolver has them.
 ///
@@ -26,7 +25,7 @@ pub async fn request(
     options: Vec<String>,
     read_only: bool,
 ) -> Result<api::SetUpNfsRequest, Failure> {
-    let addresses = addresses(server)
+    let addresses = addresses(server, &pod_uid)
         .await
         .map_err(|why| Failure::new(Phase::SetUp, format!("mount failed: Failed to resolve server {server}: {why}")))?;
     let addresses = addresses.into_iter().map(|address| address.to_string()).collect();
@@ -34,16 +33,15 @@ pub async fn request(
     Ok(api::SetUpNfsRequest { pod_uid, volume, server, addresses, path, options, read_only })
 }
 
-async fn addresses(server: &str) -> Result<Vec<IpAddr>, String> {
+async fn addresses(server: &str, pod_uid: &str) -> Result<Vec<IpAddr>, String> {
     let bare = server.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(server);
     if let Ok(address) = bare.parse() {
         return Ok(vec![address]);
     }
-    let found = tokio::time::timeout(RESOLVE, tokio::net::lookup_host((server, PORT))).await;
+    let found = tokio::time::timeout(RESOLVE, resolver::lookup(server, pod_uid)).await;
     let found = found.map_err(|_| "the resolver does not answer".to_owned())?;
-    let found = found.map_err(|error| error.to_string())?;
     let mut addresses: Vec<IpAddr> = Vec::new();
-    for address in found.map(|socket| socket.ip()) {
+    for address in found? {
         if addresses.len() < ADDRESSES && !addresses.contains(&address) {
             addresses.push(address);
         }
@@ -61,7 +59,7 @@ mod tests {
             let asked = request("u".into(), "v".into(), server, "/p", vec!["hard".into()], true).await.unwrap();
             assert_eq!((asked.server.as_str(), &asked.addresses[..]), (server, &[address.to_owned()][..]));
         }
-        assert!(!addresses("localhost").await.unwrap().is_empty());
+        assert!(!addresses("localhost", "u").await.unwrap().is_empty());
         let refused = request("u".into(), "v".into(), "no such host", "/p", Vec::new(), false).await.unwrap_err();
         assert!(refused.text.starts_with("mount failed: Failed to resolve server no such host: "), "{}", refused.text);
         assert!(!refused.away, "the pod's event says it");
