@@ -6,7 +6,7 @@ use std::time::Duration;
 /// Nothing is waited for longer: 100 years. Seconds in API objects are up to 2^63, with which a clock overflows
 /// (`Instant + Duration` panics) and gRPC has no form (8 digits of hours; tonic panics). Go's `time.Duration` holds 292 years, so a
 /// server in Go reads this one right.
-pub const FAR: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+pub const FAR: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// The time after `now` by as much as somebody else says, or by [`FAR`] if that is less. For `Instant`s of std and of tokio, and for
 /// `SystemTime`.
@@ -29,8 +29,8 @@ mod tests {
             (FAR - second, FAR - second),
             (FAR, FAR),
             (FAR + second, FAR),
-            (Duration::from_secs(i64::MAX as u64), FAR),
-            (Duration::from_secs(i64::MAX as u64 / 2 * 3), FAR),
+            (Duration::from_secs(i64::MAX.unsigned_abs()), FAR),
+            (Duration::from_secs(i64::MAX.unsigned_abs() / 2 * 3), FAR),
             (Duration::from_secs(u64::MAX), FAR),
             (Duration::MAX, FAR),
         ];
