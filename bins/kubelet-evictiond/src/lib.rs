@@ -52,6 +52,7 @@
 //! | `sample` | one sample: the node, its pods, their containers |
 //! | `disk_figures` | what a sample says of disks |
 //! | `traced` | which sample is a span of a pod's trace |
+//! | `incomplete` | of which volumes the log is told that they were not measured as a whole |
 //! | `metrics` | this process's own metric families |
 //! | [`service`] | the answers: one sample for all who take one of its age |
 //! | [`signals`] | what is left of each resource, and when to look again |
@@ -83,6 +84,7 @@ pub mod disk;
 mod disk_figures;
 pub mod eviction;
 pub mod image_gc;
+mod incomplete;
 pub mod kernel;
 pub mod logs;
 mod machine;

@@ -15,6 +15,7 @@ use tonic::{Request, Response, Status};
 
 use crate::disk::{self, Cache};
 use crate::disk_figures::{Disks, PodDisk, PodLogs, PodVolumes};
+use crate::incomplete::Incomplete;
 use crate::machine::{self, Mounted};
 use crate::metrics::Metrics;
 use crate::persistent::PersistentVolumes;
@@ -80,6 +81,7 @@ pub struct StatsService<P, R> {
     persistent: Option<PersistentVolumes>,
     walker: Walker,
     metrics: Metrics,
+    incomplete: Arc<Incomplete>,
 }
 
 impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
@@ -106,6 +108,7 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
             persistent: None,
             walker,
             metrics,
+            incomplete: Arc::default(),
         }
     }
 
@@ -270,7 +273,8 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
             .iter()
             .map(|pod| {
                 let (walker, pod, metrics) = (self.walker.clone(), pod.clone(), self.metrics.clone());
-                (pod.uid.to_string(), async move { pod_volumes(&walker, &pod, &metrics).await })
+                let incomplete = self.incomplete.clone();
+                (pod.uid.to_string(), async move { pod_volumes(&walker, &pod, &metrics, &incomplete).await })
             })
             .collect();
         let walk = async {
@@ -357,7 +361,7 @@ fn runtime_is_asked(state: &State, wanted: SampleScope) -> bool {
     wanted.disks && state.of_disks.age().is_none_or(|age| age >= keep)
 }
 
-async fn pod_volumes(walker: &Walker, pod: &Pod, metrics: &Metrics) -> Option<PodVolumes> {
+async fn pod_volumes(walker: &Walker, pod: &Pod, metrics: &Metrics, incomplete: &Incomplete) -> Option<PodVolumes> {
     let measured = walker.volumes(pod).await?;
     let mut volumes = PodVolumes { time: Moment::now().text, ..PodVolumes::default() };
     for (name, volume, seconds) in measured {
@@ -368,6 +372,14 @@ async fn pod_volumes(walker: &Walker, pod: &Pod, metrics: &Metrics) -> Option<Po
     Some(volumes)
 }
 
+        if volume.folder.incomplete && incomplete.is_news(&format!("{}/{name}", pod.uid)) {
+            let pod = format!("{}/{}", pod.namespace, pod.name);
+            tracing::warn!(
+                pod,
+                volume = name,
+                "what this volume holds could not be counted as a whole: it is more than is told"
+            );
+        }
 async fn pod_logs(walker: &Walker, pod: &Pod) -> Option<PodLogs> {
     let Logs { fs, containers, other } = walker.logs(pod).await?;
     Some(PodLogs { containers, other, fs, time: Moment::now().text })

@@ -12,7 +12,7 @@
 //! Landlock leaves listing of directories below `<root>/pods` and the pod log folder, and nothing of /proc, /sys or any other
 //! file; the system call filter takes away opening by handle, which Landlock does not see. A request is typed: ids, from
 //! which paths are built here, and a path for figures of its file system. What pods control (names, depth and number of
-//! files in their volumes) is walked relative to open directories ([`measure`]).
+//! files in their volumes) is walked relative to open directories ([`walk`]).
 //!
 //! # State
 //! None.
@@ -26,10 +26,12 @@
 //!
 //! | module | decides |
 //! |---|---|
-//! | [`measure`] | what a folder holds, where a walk stops |
+//! | [`walk`] | what a folder holds, where a walk stops |
+//! | [`measure`] | how volumes, file systems and logs are measured |
 //! | [`answer`] | what a request may name, and what is measured for it |
 //! | [`run`] | who may ask, and when the process ends |
 
 pub mod answer;
 pub mod measure;
 pub mod run;
+pub mod walk;

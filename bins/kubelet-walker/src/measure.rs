@@ -1,30 +1,16 @@
-//! Disk usage: statfs of whole file systems, and a bounded walk that adds up what a folder holds.
-//!
-//! A walk opens directories, and pods decide what is in them. So it goes relative to open directories, follows no link,
-//! stays on one file system, and stops at a depth and at a number of entries.
+//! What is measured: whole file systems by statfs, a volume's folder by a walk, files of logs.
 
-use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use bulkhead_ipc::common::{ContainerLogFiles, FileSystemFigures, FolderFigures, RotatedLogFigures};
 use bulkhead_types::{current_log_name, parse_rotated_log_name};
-use rustix::fs::{AtFlags, Dir, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, Mode};
 
-/// Where a walk stops.
-#[derive(Debug, Clone, Copy)]
-pub struct Bounds {
-    /// Levels below the folder; each holds a descriptor.
-    pub depth: usize,
-    pub entries: u64,
-}
+use crate::walk::{self, Bounds, OPEN, blocks};
 
-impl Default for Bounds {
-    fn default() -> Self {
-        // A million entries take a few seconds; 128 levels fit the default limit of 1024 descriptors.
-        Bounds { depth: 128, entries: 1_000_000 }
-    }
-}
+/// Files of a log folder that are looked at. The agent and the runtime make them, and remove those that are too many.
+const FILES_MAX: u64 = 1_000_000;
 
 /// Figures of the file system that holds `path`.
 ///
@@ -41,80 +27,6 @@ pub fn file_system(path: &Path) -> std::io::Result<FileSystemFigures> {
         inodes_free: stat.f_ffree,
         device: rustix::fs::stat(path)?.st_dev,
     })
-}
-
-/// Adds up what is below `path`, itself included.
-///
-/// # Errors
-/// The folder itself cannot be opened. What cannot be opened below it makes the sum incomplete.
-pub fn walk(path: &Path, bounds: Bounds) -> std::io::Result<FolderFigures> {
-    let root = rustix::fs::open(path, OPEN, Mode::empty())?;
-    let stat = rustix::fs::fstat(&root)?;
-    let device = stat.st_dev;
-    let mut folder = FolderFigures { bytes: blocks(&stat), inodes: 1, incomplete: false };
-    let mut several_names = HashSet::new();
-    let mut open = vec![Dir::new(root)?];
-    loop {
-        let depth = open.len();
-        let Some(dir) = open.last_mut() else { break };
-        let entry = match dir.read() {
-            None => {
-                open.pop();
-                continue;
-            }
-            Some(Err(_)) => {
-                folder.incomplete = true;
-                open.pop();
-                continue;
-            }
-            Some(Ok(entry)) => entry,
-        };
-        let name = entry.file_name();
-        if matches!(name.to_bytes(), b"." | b"..") {
-            continue;
-        }
-        let Ok(at) = dir.fd() else {
-            folder.incomplete = true;
-            open.pop();
-            continue;
-        };
-        // Gone meanwhile: it uses nothing any more.
-        let Ok(stat) = rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
-        if stat.st_dev != device {
-            continue;
-        }
-        let is_dir = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir();
-        if !is_dir && stat.st_nlink > 1 && !several_names.insert(stat.st_ino) {
-            continue;
-        }
-        folder.bytes = folder.bytes.saturating_add(blocks(&stat));
-        folder.inodes += 1;
-        if folder.inodes >= bounds.entries {
-            folder.incomplete = true;
-            break;
-        }
-        if is_dir {
-            if depth > bounds.depth {
-                folder.incomplete = true;
-                continue;
-            }
-            let opened: Result<OwnedFd, _> = rustix::fs::openat(at, name, OPEN, Mode::empty());
-            match opened.and_then(Dir::new) {
-                Ok(below) => open.push(below),
-                Err(rustix::io::Errno::NOENT) => {}
-                Err(_) => folder.incomplete = true,
-            }
-        }
-    }
-    Ok(folder)
-}
-
-const OPEN: OFlags =
-    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
-
-#[allow(clippy::unnecessary_cast, reason = "the types of struct stat differ between architectures")]
-fn blocks(stat: &rustix::fs::Stat) -> u64 {
-    (stat.st_blocks as u64).saturating_mul(512)
 }
 
 /// The files right in a folder, no folders and nothing in them: what counts as logs.
@@ -136,7 +48,7 @@ pub fn files(path: &Path) -> std::io::Result<FolderFigures> {
         }
         folder.bytes = folder.bytes.saturating_add(blocks(&stat));
         folder.inodes += 1;
-        if folder.inodes >= Bounds::default().entries {
+        if folder.inodes >= FILES_MAX {
             folder.incomplete = true;
             break;
         }
@@ -158,7 +70,7 @@ pub fn log_files(folder: &Path, number: u32) -> std::io::Result<ContainerLogFile
     let at: OwnedFd = rustix::fs::open(folder, OPEN, Mode::empty())?;
     let mut files = ContainerLogFiles { known: true, ..ContainerLogFiles::default() };
     for (count, entry) in Dir::read_from(&at)?.enumerate() {
-        if count as u64 >= Bounds::default().entries {
+        if count as u64 >= FILES_MAX {
             return Err(std::io::ErrorKind::QuotaExceeded.into());
         }
         let entry = entry?;
@@ -214,43 +126,12 @@ pub fn volume(path: &Path) -> std::io::Result<Volume> {
         let folder = FolderFigures { bytes: file_system.used_bytes, inodes, incomplete: false };
         return Ok(Volume { fs: file_system, folder, is_mount: true });
     }
-    Ok(Volume { fs: file_system, folder: walk(path, Bounds::default())?, is_mount: false })
+    Ok(Volume { fs: file_system, folder: walk::walk(path, Bounds::default())?, is_mount: false })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_walk_counts_blocks_once_and_follows_nothing() {
-        let temp = tempfile::tempdir().unwrap();
-        let root = temp.path().join("v");
-        std::fs::create_dir_all(root.join("a/b")).unwrap();
-        std::fs::write(root.join("a/one"), vec![1; 40_000]).unwrap();
-        std::fs::hard_link(root.join("a/one"), root.join("a/b/same")).unwrap();
-        std::fs::write(temp.path().join("outside"), vec![1; 4_000_000]).unwrap();
-        std::os::unix::fs::symlink(temp.path(), root.join("a/out")).unwrap();
-        let folder = walk(&root, Bounds::default()).unwrap();
-        assert_eq!(folder.inodes, 5, "v, a, b, one, out");
-        assert!(folder.bytes >= 40_000 && folder.bytes < 400_000, "{folder:?}");
-        assert!(!folder.incomplete);
-        std::os::unix::fs::symlink(&root, temp.path().join("link")).unwrap();
-        assert!(walk(&temp.path().join("link"), Bounds::default()).is_err(), "the folder itself may not be a link");
-    }
-
-    #[test]
-    fn a_walk_is_bounded() {
-        let temp = tempfile::tempdir().unwrap();
-        let mut deep = temp.path().to_owned();
-        for _ in 0..20 {
-            deep.push("d");
-        }
-        std::fs::create_dir_all(&deep).unwrap();
-        let folder = walk(temp.path(), Bounds { depth: 5, entries: 1000 }).unwrap();
-        assert_eq!((folder.inodes, folder.incomplete), (7, true));
-        let folder = walk(temp.path(), Bounds { depth: 100, entries: 10 }).unwrap();
-        assert_eq!((folder.inodes, folder.incomplete), (10, true));
-    }
 
     #[test]
     fn a_volume_knows_its_file_system() {

@@ -115,6 +115,7 @@ mod tests {
         config.paths.pod_logs_dir = root.join("logs");
         let pods = config.paths.pods();
         std::fs::create_dir_all(pods.join("uid/volumes/v")).unwrap();
+        std::fs::create_dir_all(pods.join("uid/volumes/deep").join("d/".repeat(100))).unwrap();
         std::fs::create_dir_all(&config.paths.pod_logs_dir).unwrap();
         std::fs::write(pods.join("uid/volumes/v/secret"), vec![b'x'; 10_000]).unwrap();
         std::fs::write(root.join("beside"), "x").unwrap();
@@ -136,9 +137,13 @@ mod tests {
             assert_eq!(std::fs::metadata(&secret).unwrap().len(), 10_000);
             assert_eq!(std::fs::read_dir(root.join("root/pods/uid/volumes/v")).unwrap().count(), 1);
             let volume = root.join("root/pods/uid/volumes/v");
-            let usage = crate::measure::walk(&volume, crate::measure::Bounds::default()).unwrap();
+            let usage = crate::walk::walk(&volume, crate::walk::Bounds::default()).unwrap();
             assert_eq!(usage.inodes, 2);
             assert!(usage.bytes >= 10_000);
+            // More levels than are open at once: the way back leads through the fence.
+            let deep = root.join("root/pods/uid/volumes/deep");
+            let usage = crate::walk::walk(&deep, crate::walk::Bounds::default()).unwrap();
+            assert_eq!((usage.inodes, usage.incomplete), (101, false));
             assert_eq!(std::fs::read(&secret).unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
             assert!(std::fs::write(&secret, "y").is_err());
             assert!(std::fs::write(root.join("root/pods/new"), "y").is_err());
