@@ -7,6 +7,16 @@ use std::path::{Path, PathBuf};
 /// what was cut is not looked at.
 const MAX_BYTES: u64 = 256 * 1024;
 
+/// A file of the kernel's that may be longer, up to so many bytes.
+///
+/// # Errors
+/// As `open` and `read`.
+pub fn read_up_to(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
+    let mut content = Vec::new();
+    std::fs::File::open(path)?.take(most).read_to_end(&mut content)?;
+    Ok(content)
+}
+
 /// Reads small files without a new buffer for each.
 #[derive(Debug, Default)]
 pub struct Reader {

@@ -11,11 +11,14 @@ use crate::kernel::{self, Reader};
 /// Most file systems that are looked at: each may hang.
 const FILE_SYSTEMS_MAX: usize = 64;
 
+/// Of /proc/cpuinfo, which has about 1.6 KiB for each processor: ten thousand of them.
+const CPUINFO_MAX: u64 = 16 << 20;
+
 /// What does not change while the machine runs, and its memory.
 pub fn read(reader: &mut Reader) -> Machine {
     let meminfo = reader.read(Path::new("/proc/meminfo")).unwrap_or_default();
     let (memory, swap) = (kernel::meminfo(meminfo, "MemTotal"), kernel::meminfo(meminfo, "SwapTotal"));
-    let (cores, physical_cores, sockets) = processors(reader.read(Path::new("/proc/cpuinfo")).unwrap_or_default());
+    let (cores, physical_cores, sockets) = processors_in(Path::new("/proc/cpuinfo"));
     let boot_id = reader.read(Path::new("/proc/sys/kernel/random/boot_id")).unwrap_or_default();
     Machine {
         cores,
@@ -26,6 +29,10 @@ pub fn read(reader: &mut Reader) -> Machine {
         boot_id: String::from_utf8_lossy(boot_id).trim().to_owned(),
         ..Machine::default()
     }
+}
+
+fn processors_in(cpuinfo: &Path) -> (u32, u32, u32) {
+    processors(&kernel::read_up_to(cpuinfo, CPUINFO_MAX).unwrap_or_default())
 }
 
 /// Logical processors, cores and sockets of /proc/cpuinfo. Where it names no cores (ARM), each processor is one, in one
@@ -182,6 +189,22 @@ mod tests {
         assert_eq!(processors(two_sockets.as_bytes()), (4, 3, 2));
         assert_eq!(processors(b"processor : 0\nBogoMIPS : 48\n\nprocessor : 1\n"), (2, 2, 1), "ARM");
         assert_eq!(processors(b""), (0, 0, 0));
+    }
+
+    #[test]
+    fn all_processors_of_a_large_machine() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let processor = |index: usize| {
+            let flags = "x".repeat(1500);
+            format!(
+                "processor\t: {index}\nphysical id\t: {}\ncore id\t: {}\nflags\t: {flags}\n\n",
+                index / 256,
+                index / 2
+            )
+        };
+        std::fs::write(file.path(), (0..2048).map(processor).collect::<String>()).unwrap();
+        assert!(file.as_file().metadata().unwrap().len() > 3 << 20);
+        assert_eq!(processors_in(file.path()), (2048, 1024, 8));
     }
 
     #[test]
