@@ -118,10 +118,11 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         self
     }
 
-    /// A new sample for whoever needs no rates, and so need not wait for a second reading. Nobody else is given it.
+    /// A new sample for whoever needs no rates, and so need not wait for a second reading. Nobody else is given it. Who asks evicts by
+    /// it: it is of the pods that there are now.
     ///
     /// # Errors
-    /// The blocking pool is gone: the process stops.
+    /// `Unavailable`: kubelet-syncd does not say which pods there are. The blocking pool is gone: the process stops.
     pub async fn usage(&self, wanted: SampleScope) -> Result<Arc<Sample>, Status> {
         let mut state = self.state.lock().await;
         let sample = self.new_sample(&mut state, wanted, false).await?;
@@ -150,8 +151,13 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
 
     async fn new_sample(&self, state: &mut State, wanted: SampleScope, rates: bool) -> Result<Sample, Status> {
         let (pods, image_fs) = tokio::join!(self.pods.pods(), self.pods.image_fs());
-        if let Some(pods) = pods {
-            state.pods = Some(Arc::new(pods));
+        match pods {
+            Some(pods) => state.pods = Some(Arc::new(pods)),
+            // As upstream's manager, which does nothing in a pass without a summary (`pkg/kubelet/eviction/eviction_manager.go`).
+            None if !rates => {
+                return Err(Status::unavailable("kubelet-syncd does not answer: which pods there are is not known"));
+            }
+            None => {}
         }
         if image_fs.is_some() {
             state.image_fs = image_fs;
@@ -366,12 +372,6 @@ async fn pod_volumes(walker: &Walker, pod: &Pod, metrics: &Metrics, incomplete: 
     let mut volumes = PodVolumes { time: Moment::now().text, ..PodVolumes::default() };
     for (name, volume, seconds) in measured {
         metrics.volume_seconds.with_label_values(&["du"]).observe(seconds);
-        let known = pod.volumes.iter().find(|known| known.name.as_str() == name);
-        volumes.all.push((name, volume, known.is_some_and(|known| known.kind.is_ephemeral())));
-    }
-    Some(volumes)
-}
-
         if volume.folder.incomplete && incomplete.is_news(&format!("{}/{name}", pod.uid)) {
             let pod = format!("{}/{}", pod.namespace, pod.name);
             tracing::warn!(
@@ -380,6 +380,12 @@ async fn pod_volumes(walker: &Walker, pod: &Pod, metrics: &Metrics, incomplete: 
                 "what this volume holds could not be counted as a whole: it is more than is told"
             );
         }
+        let known = pod.volumes.iter().find(|known| known.name.as_str() == name);
+        volumes.all.push((name, volume, known.is_some_and(|known| known.kind.is_ephemeral())));
+    }
+    Some(volumes)
+}
+
 async fn pod_logs(walker: &Walker, pod: &Pod) -> Option<PodLogs> {
     let Logs { fs, containers, other } = walker.logs(pod).await?;
     Some(PodLogs { containers, other, fs, time: Moment::now().text })
@@ -543,6 +549,8 @@ mod tests {
         let again = service.sample(Duration::ZERO, ALL).await.unwrap();
         assert_eq!(fake.asked.load(Ordering::Relaxed), 2);
         assert_eq!(again.pods.len(), 1, "unknown is not gone");
+        let refused = service.usage(ALL).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::Unavailable, "and nobody is evicted by an old list");
         assert_eq!(fake.runtime_asked.load(Ordering::Relaxed), 1, "the runtime is asked at its own pace");
         assert_eq!(again.node.image_fs.as_ref().unwrap().used_bytes, Some(700));
     }
