@@ -1,7 +1,7 @@
 //! The eviction manager's loop: reads signals when they are due, judges, and when a threshold is to be acted on reclaims, ranks and has
 //! one pod evicted. Decisions are those of the modules beside it.
 //!
-//! Readings of file systems are tasks: one that hangs is unknown when kubelet-walker gives up on it, and holds up nothing.
+//! Readings of file systems are tasks: what hangs is unknown after a while ([`crate::signals::file_systems`]), and holds up nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -201,13 +201,16 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
         }
     }
 
+        self.give_up_late();
     fn due(&self) -> Instant {
         let hold = match &self.hold {
             Hold::Nothing => self.limits_at,
             Hold::Pod { look, .. } => *look,
             Hold::Pause { until } => *until,
         };
-        [self.kernel_at, self.files_at, self.limits_at, hold].into_iter().fold(self.limits_at, Instant::min)
+        let late = self.files.next_late();
+        let others = [self.kernel_at, self.files_at, hold].into_iter().chain(late);
+        others.fold(self.limits_at, Instant::min)
     }
 
     async fn turn(&mut self) {
@@ -324,7 +327,30 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
                 let _ = news.send(News::Folders(folders)).await;
             });
         }
-        for folder in self.files.begin() {
+        let folders = self.files.begin();
+    /// Readings that take too long say that nothing is known.
+    fn give_up_late(&mut self) {
+        if self.files.give_up_late(&mut self.seen) {
+            self.observe();
+        }
+    }
+
+    /// Waits for the readings that are under way, but not for those that are late.
+    async fn end_of_readings(&mut self) {
+        while let Some(late) = self.files.next_late() {
+            tokio::select! {
+                biased;
+                Some(news) = self.news.1.recv() => self.take(news),
+                () = tokio::time::sleep_until(late) => self.give_up_late(),
+            }
+        }
+    }
+
+        self.begin_readings(folders);
+    }
+
+    fn begin_readings(&self, folders: Vec<String>) {
+        for folder in folders {
             let (walker, news) = (self.parts.walker.clone(), self.news.0.clone());
             tokio::spawn(async move {
                 // When it was begun: what it finds may be older than its answer.
@@ -508,11 +534,11 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
     /// reclaimNodeLevelResources).
     async fn is_enough(&mut self) -> bool {
         self.read_kernel().await;
-        for folder in self.files.folders() {
-            let at = bulkhead_sys::clock::since_boot();
-            let found = self.parts.walker.file_system(folder.clone()).await;
-            self.take(News::FileSystem(folder, found, at));
-        }
+        // Those that were begun before may not have seen it.
+        self.end_of_readings().await;
+        let folders = self.files.begin_each();
+        self.begin_readings(folders);
+        self.end_of_readings().await;
         !self.in_force().iter().any(|threshold| judge::is_met(threshold, &self.seen, true))
     }
 

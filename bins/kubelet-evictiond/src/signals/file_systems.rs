@@ -1,7 +1,7 @@
 //! On which file systems the root directory, images and containers' writable layers lie, and what was read of each. Who reads is
 //! elsewhere: a reading may hang.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bulkhead_config::eviction::Signal;
@@ -16,6 +16,8 @@ const FOLDERS_KEEP: Duration = Duration::from_secs(60);
 const FOLDERS_RETRY: Duration = Duration::from_secs(2);
 /// Folders whose file system another one's reading tells of are looked at themselves so often: something may be mounted there.
 const EACH_EVERY: Duration = Duration::from_secs(10);
+/// A reading that takes longer says that nothing is known.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A file system that signals speak of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +53,14 @@ impl Extent {
     }
 }
 
+/// A reading that is under way.
+#[derive(Debug, Clone, Copy)]
+struct Reading {
+    begun: Instant,
+    /// It has taken too long, and nobody waits for it.
+    late: bool,
+}
+
 /// Folders on the file systems that count, and what was found there last.
 #[derive(Debug, Default)]
 pub struct FileSystems {
@@ -60,8 +70,8 @@ pub struct FileSystems {
     own: [Option<Extent>; 3],
     /// When each folder was read itself last.
     each_at: Option<Instant>,
-    /// Readings that are under way.
-    reading: BTreeSet<String>,
+    /// Readings that are under way. One that is late stays: whoever reads there may hang, and a second one would hang beside it.
+    reading: BTreeMap<String, Reading>,
     asked: Option<Instant>,
 }
 
@@ -71,36 +81,66 @@ impl FileSystems {
         FileSystems { folders: [Some(root), None, None], ..FileSystems::default() }
     }
 
-    /// All folders, each once.
-    pub fn folders(&self) -> BTreeSet<String> {
-        self.folders.iter().flatten().cloned().collect()
-    }
-
     /// Folders of which a reading begins now: one of each file system, and each of them now and then. One whose last reading is
     /// still under way is none, and speaks for no other.
     pub fn begin(&mut self) -> Vec<String> {
-        let each = self.each_at.is_none_or(|at| at.elapsed() >= EACH_EVERY);
+        self.begin_those(self.each_at.is_none_or(|at| at.elapsed() >= EACH_EVERY))
+    }
+
+    /// As [`Self::begin`], of each folder.
+    pub fn begin_each(&mut self) -> Vec<String> {
+        self.begin_those(true)
+    }
+
+    fn begin_those(&mut self, each: bool) -> Vec<String> {
+        let now = Instant::now();
         if each {
-            self.each_at = Some(Instant::now());
+            self.each_at = Some(now);
         }
         let (mut told, mut begun) = (BTreeSet::new(), Vec::new());
         for place in Place::ALL {
-            let Some(folder) = self.folder(place).filter(|folder| !self.reading.contains(*folder)).cloned() else {
+            let Some(folder) = self.folder(place).filter(|folder| !self.reading.contains_key(*folder)).cloned() else {
                 // Another place has the same folder, which was begun just now.
                 continue;
             };
             let is_told = self.own[place as usize].is_some_and(|extent| !told.insert(extent));
             if each || !is_told {
-                self.reading.insert(folder.clone());
+                self.reading.insert(folder.clone(), Reading { begun: now, late: false });
                 begun.push(folder);
             }
         }
         begun
     }
 
+    /// When the first reading that is waited for will be late; `None`: none is waited for.
+    pub fn next_late(&self) -> Option<Instant> {
+        self.reading.values().filter(|reading| !reading.late).map(|reading| reading.begun + PATIENCE).min()
+    }
+
+    /// Of folders whose reading is late by now nothing is known any more. It stays under way, and counts when it comes at last. True:
+    /// there were some.
+    pub fn give_up_late(&mut self, seen: &mut Observations) -> bool {
+        let now = Instant::now();
+        let late = self.reading.iter_mut().filter(|(_, reading)| !reading.late && reading.begun + PATIENCE <= now);
+        let late: Vec<String> = late
+            .map(|(folder, reading)| {
+                reading.late = true;
+                folder.clone()
+            })
+            .collect();
+        for folder in &late {
+            self.found(folder, None, Duration::ZERO, seen);
+        }
+        !late.is_empty()
+    }
+
     /// A reading of the folder has ended: what follows for the signals of everything that lies there.
     pub fn take(&mut self, folder: &str, found: Option<disk::FileSystem>, at: Duration, seen: &mut Observations) {
         self.reading.remove(folder);
+        self.found(folder, found, at, seen);
+    }
+
+    fn found(&mut self, folder: &str, found: Option<disk::FileSystem>, at: Duration, seen: &mut Observations) {
         let extent = found.as_ref().map(Extent::of);
         for place in Place::ALL {
             let index = place as usize;
@@ -187,7 +227,48 @@ mod tests {
         files.take("/root/layers", on(1), at, &mut seen);
         files.take("/images", on(2), at, &mut seen);
         assert_eq!(files.layout(), Some(Layout::Split));
-        assert_eq!(files.folders().len(), 3);
+        assert_eq!(files.begin_each(), ["/images", "/root/layers"], "that of the root is under way");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reading_that_is_late_is_unknown_and_counts_when_it_comes() {
+        let mut files = FileSystems::new("/root".into());
+        files.told("/images".into(), "/images".into());
+        let mut seen = Observations::new();
+        let on = |device, available| {
+            Some(disk::FileSystem { available, capacity: 10, device, ..disk::FileSystem::default() })
+        };
+        let available = |seen: &Observations| {
+            [Place::Node, Place::Images].map(|place| seen.get(&place.signals()[0]).map(|reading| reading.available))
+        };
+        let at = Duration::from_secs(1);
+        assert_eq!(files.begin(), ["/root", "/images"]);
+        files.take("/root", on(1, 5), at, &mut seen);
+        files.take("/images", on(2, 6), at, &mut seen);
+        assert_eq!((files.next_late(), available(&seen)), (None, [Some(5), Some(6)]));
+
+        let begun = Instant::now();
+        assert_eq!(files.begin(), ["/root", "/images"]);
+        assert_eq!(files.next_late(), Some(begun + PATIENCE));
+        files.take("/root", on(1, 4), at, &mut seen);
+        tokio::time::advance(PATIENCE - Duration::from_millis(1)).await;
+        assert!(!files.give_up_late(&mut seen));
+        assert_eq!(available(&seen), [Some(4), Some(6)], "what was read last stands for so long");
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(files.give_up_late(&mut seen));
+        assert_eq!(available(&seen), [Some(4), None], "and no longer");
+        assert_eq!((files.next_late(), files.give_up_late(&mut seen)), (None, false), "said once, and not waited for");
+        assert_eq!(files.layout(), Some(Layout::ImageFs), "it lies where it lay");
+        assert_eq!(
+            (files.begin_each(), files.begin_each()),
+            (vec!["/root".to_owned()], vec![]),
+            "nobody hangs beside it"
+        );
+
+        files.take("/images", on(2, 3), at, &mut seen);
+        assert_eq!(available(&seen), [Some(4), Some(3)]);
+        files.take("/root", on(1, 4), at, &mut seen);
+        assert_eq!(files.begin(), ["/root", "/images"]);
     }
 
     #[tokio::test(start_paused = true)]
