@@ -64,7 +64,9 @@ const RETRY: Duration = Duration::from_secs(1);
 const LIMITS_EVERY: Duration = Duration::from_secs(10);
 /// While conditions hold, when they were observed last is written so often.
 const LEDGER_EVERY: Duration = Duration::from_secs(10);
+/// Of the pods evicted last so many are shown, each with so many bytes of what was said: all of them are one message.
 const EVICTED_KEPT: usize = 16;
+const SHOWN_TEXT_MAX: usize = 4 << 10;
 
 /// What the loop is made of.
 #[derive(Debug)]
@@ -586,6 +588,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
                 }
                 refused => tracing::info!(pod = ranked.pod.name, ?refused, "Eviction manager: the pod stays"),
             }
+        let message = message.within_bounds();
         }
         tracing::warn!("Eviction manager: unable to evict any pods from the node");
         Ok(None)
@@ -610,6 +613,8 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
     ) -> EvictRequest {
         let at = bulkhead_sys::clock::since_boot().as_millis();
         EvictRequest {
+        let mut said = request.message.clone();
+        messages::cut(&mut said, SHOWN_TEXT_MAX);
             id: format!("{:x}-{at}", self.parts.epoch.get()),
             uid: pod.uid.clone(),
             kind: kind.into(),
@@ -638,7 +643,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
             signal: request.signal.clone(),
-            message: request.message.clone(),
+            message: said,
             age_seconds: 0.0,
         };
         self.evicted.push((evicted, Instant::now()));

@@ -9,11 +9,35 @@ use bulkhead_ipc::evictiond::ContainerStats;
 use super::rank::Ranked;
 use crate::signals::observation::{Observations, Resource};
 
+/// Bytes of a text, and of an annotation's value: kubelet-syncd takes no more of all of it (`kubelet-syncd/src/evictions/book.rs`),
+/// because a request is one message of the internal API. Upstream has no such bounds. A pod gets there with some hundred containers.
+const TEXT_MAX: usize = 96 << 10;
+const ANNOTATION_MAX: usize = 64 << 10;
+
 /// Message, and annotations of the event.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct EvictionMessage {
     pub text: String,
     pub annotations: BTreeMap<String, String>,
+}
+
+impl EvictionMessage {
+    /// What is too long for a request is cut: a pod of which there is much to tell goes all the same.
+    #[must_use]
+    pub fn within_bounds(mut self) -> Self {
+        cut(&mut self.text, TEXT_MAX);
+        for value in self.annotations.values_mut() {
+            cut(value, ANNOTATION_MAX);
+        }
+        self
+    }
+}
+
+/// Leaves the beginning of a text, whole characters, at most so many bytes.
+pub fn cut(text: &mut String, most: usize) {
+    if text.len() > most {
+        text.truncate((0..=most).rev().find(|at| text.is_char_boundary(*at)).unwrap_or_default());
+    }
 }
 
 /// Of a pod that goes for a threshold of the node. `actionable`: all thresholds that were met, the one that counts first.
@@ -173,6 +197,34 @@ mod tests {
             said.text
         );
         assert_eq!(said.annotations["offending_pod_usage"], "300Mi");
+    }
+
+    #[test]
+    fn what_is_said_of_a_thousand_containers_goes_into_a_request() {
+        let mut ranked = ranked();
+        let name = |index: usize| format!("{index:0>63}");
+        let used = ranked.stats.as_ref().unwrap().containers[0].clone();
+        ranked.pod.containers = (0..1200)
+            .map(|index| CandidateContainer {
+                name: name(index),
+                memory_request_text: "0".into(),
+                ..CandidateContainer::default()
+            })
+            .collect();
+        ranked.stats.as_mut().unwrap().containers =
+            (0..1200).map(|index| ContainerStats { name: name(index), ..used.clone() }).collect();
+        let said = eviction(Resource::Memory, &ranked, &[], &Observations::new());
+        assert!(said.text.len() > TEXT_MAX && said.annotations["offending_containers"].len() > ANNOTATION_MAX);
+        let whole = said.clone();
+        let said = said.within_bounds();
+        assert_eq!((said.text.len(), said.annotations["offending_containers"].len()), (TEXT_MAX, ANNOTATION_MAX));
+        assert!(whole.text.starts_with(&said.text));
+        assert_eq!(said.annotations["starved_resource"], "memory");
+        let together: usize = said.annotations.values().map(String::len).sum();
+        assert!(said.text.len() + together < bulkhead_ipc::MAX_MESSAGE_BYTES - 4096);
+        let mut text = "aöö".to_owned();
+        cut(&mut text, 4);
+        assert_eq!(text, "aö", "whole characters");
     }
 
     #[test]

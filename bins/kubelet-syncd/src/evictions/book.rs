@@ -14,9 +14,11 @@ pub const VERSION: u64 = 1;
 pub const WAIT_MAX: Duration = Duration::from_secs(30);
 /// Letters of an id; bytes of a message, which goes into a status and an event.
 const ID_MAX: usize = 64;
-const MESSAGE_MAX: usize = 16 << 10;
-/// Entries of annotations, and bytes of each.
-const ANNOTATIONS_MAX: (usize, usize) = (8, 4 << 10);
+/// Bytes of a message, which goes into a status and an event. Upstream has no bound; a pod may have a thousand containers, of each of
+/// which something is said, and all of a request goes into one message of the internal API.
+const MESSAGE_MAX: usize = 96 << 10;
+/// Entries of annotations, and bytes of all of them: with an event's message they go into one message of the internal API, too.
+const ANNOTATIONS_MAX: (usize, usize) = (8, 144 << 10);
 
 /// An eviction: what was asked for, and when.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -214,16 +216,13 @@ impl Eviction {
             return bad("grace_period_seconds", request.grace_period_seconds.to_string(), "0 and more is");
         };
         if request.message.is_empty() || request.message.len() > MESSAGE_MAX {
-            return bad("message", format!("{} bytes", request.message.len()), "1 to 16384 bytes are");
+            return bad("message", format!("{} bytes", request.message.len()), "1 to 98304 bytes are");
         }
         let (entries, bytes) = ANNOTATIONS_MAX;
-        let too_long = |(key, value): (&String, &String)| key.len() > bytes || value.len() > bytes;
-        if request.annotations.len() > entries || request.annotations.iter().any(too_long) {
-            return bad(
-                "annotations",
-                format!("{} entries", request.annotations.len()),
-                "8 of up to 4096 bytes each are",
-            );
+        let length: usize = request.annotations.iter().map(|(key, value)| key.len().saturating_add(value.len())).sum();
+        if request.annotations.len() > entries || length > bytes {
+            let found = format!("{} entries of {length} bytes", request.annotations.len());
+            return bad("annotations", found, "8 of up to 147456 bytes together are");
         }
         Ok(Eviction {
             id: request.id,
@@ -361,8 +360,8 @@ mod tests {
             ("kind", |r| r.kind = 9),
             ("signal", |r| r.signal.clear()),
             ("grace_period_seconds", |r| r.grace_period_seconds = -1),
-            ("message", |r| r.message = "x".repeat(20_000)),
-            ("annotations", |r| r.annotations = [("k".to_owned(), "v".repeat(5000))].into()),
+            ("message", |r| r.message = "x".repeat(MESSAGE_MAX + 1)),
+            ("annotations", |r| r.annotations = [("k".to_owned(), "v".repeat(ANNOTATIONS_MAX.1))].into()),
         ];
         for (field, change) in cases {
             let mut request = request(EvictionKind::Threshold);
