@@ -3,6 +3,7 @@
 //!
 //! Readings of file systems are tasks: what hangs is unknown after a while ([`crate::signals::file_systems`]), and holds up nothing.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,8 +18,9 @@ use bulkhead_types::Epoch;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tonic::Status;
+use tonic::{Code, Status};
 
+use super::hold::{self, Hold};
 use super::judge::{self, Judgement, Ledger};
 use super::local_storage::{self, Exceeded};
 use super::messages::{self, EvictionMessage};
@@ -46,9 +48,7 @@ use crate::walker::Walker;
 const LEDGER: StateFile = StateFile { name: "pressure.json", version: judge::VERSION };
 /// Seconds that a pod is given for a hard threshold or a limit of its own (upstream immediateEvictionGracePeriodSeconds).
 const IMMEDIATE_GRACE: i64 = 1;
-/// A pod's end is waited for no longer (upstream podCleanupTimeout).
-const WAIT_MAX: Duration = Duration::from_secs(30);
-/// How often it is asked for.
+/// How often the end of evicted pods is asked for.
 const WAIT_LOOK: Duration = Duration::from_millis(200);
 /// How soon, and how late, a signal that is below its threshold is read again while nothing is to be done yet.
 const MET_LOOK: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
@@ -92,21 +92,6 @@ pub struct Parts<P, R> {
 enum News {
     FileSystem(String, Option<disk::FileSystem>, Duration),
     Folders(Option<(String, String)>),
-}
-
-/// What the loop waits for before it acts again.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Hold {
-    Nothing,
-    /// The end of this pod.
-    Pod {
-        uid: String,
-        until: Instant,
-        look: Instant,
-    },
-    Pause {
-        until: Instant,
-    },
 }
 
 /// See the module.
@@ -203,11 +188,10 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
         }
     }
 
-        self.give_up_late();
     fn due(&self) -> Instant {
         let hold = match &self.hold {
             Hold::Nothing => self.limits_at,
-            Hold::Pod { look, .. } => *look,
+            Hold::Pods { look, .. } => *look,
             Hold::Pause { until } => *until,
         };
         let late = self.files.next_late();
@@ -217,6 +201,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
 
     async fn turn(&mut self) {
         let now = Instant::now();
+        self.give_up_late();
         if self.kernel_at <= now {
             self.read_kernel().await;
         }
@@ -235,14 +220,12 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
             // This judgement is of readings from before.
             return self.show(&judgement);
         }
-        if self.limits_at <= now {
+        let acts = self.hold == Hold::Nothing && !judgement.actionable.is_empty();
+        if self.limits_at <= now || (acts && is_short_of_disk(&judgement.actionable)) {
             self.limits_at = now + LIMITS_EVERY;
-            let isolates = self.parts.config.kubelet.local_storage_capacity_isolation();
-            if isolates && !self.is_split_against_the_gate() && self.evict_for_limits().await {
-                return self.show(&judgement);
-            }
+            self.look_after_limits(acts).await;
         }
-        if self.hold == Hold::Nothing && !judgement.actionable.is_empty() {
+        if acts && self.hold == Hold::Nothing {
             self.act(&judgement.actionable).await;
             self.read_anew();
         }
@@ -330,6 +313,21 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
             });
         }
         let folders = self.files.begin();
+        self.begin_readings(folders);
+    }
+
+    fn begin_readings(&self, folders: Vec<String>) {
+        for folder in folders {
+            let (walker, news) = (self.parts.walker.clone(), self.news.0.clone());
+            tokio::spawn(async move {
+                // When it was begun: what it finds may be older than its answer.
+                let at = bulkhead_sys::clock::since_boot();
+                let found = walker.file_system(folder.clone()).await;
+                let _ = news.send(News::FileSystem(folder, found, at)).await;
+            });
+        }
+    }
+
     /// Readings that take too long say that nothing is known.
     fn give_up_late(&mut self) {
         if self.files.give_up_late(&mut self.seen) {
@@ -345,21 +343,6 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
                 Some(news) = self.news.1.recv() => self.take(news),
                 () = tokio::time::sleep_until(late) => self.give_up_late(),
             }
-        }
-    }
-
-        self.begin_readings(folders);
-    }
-
-    fn begin_readings(&self, folders: Vec<String>) {
-        for folder in folders {
-            let (walker, news) = (self.parts.walker.clone(), self.news.0.clone());
-            tokio::spawn(async move {
-                // When it was begun: what it finds may be older than its answer.
-                let at = bulkhead_sys::clock::since_boot();
-                let found = walker.file_system(folder.clone()).await;
-                let _ = news.send(News::FileSystem(folder, found, at)).await;
-            });
         }
     }
 
@@ -426,21 +409,21 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
             Hold::Nothing => {}
             Hold::Pause { until } if until > now => {}
             Hold::Pause { .. } => self.hold = Hold::Nothing,
-            Hold::Pod { look, .. } if look > now => {}
-            Hold::Pod { uid, until, .. } => {
+            Hold::Pods { look, .. } if look > now => {}
+            Hold::Pods { uids, until, .. } => {
                 let over = match self.parts.syncd.in_flight().await {
-                    Ok(in_flight) => !in_flight.iter().any(|one| one.uid == uid),
+                    Ok(in_flight) => !in_flight.iter().any(|one| uids.contains(&one.uid)),
                     // Unknown is not over.
                     Err(_) => false,
                 };
                 if over {
-                    tracing::info!(pod_uid = uid, "Eviction manager: pods successfully cleaned up");
+                    tracing::info!(pod_uids = ?uids, "Eviction manager: pods successfully cleaned up");
                     self.hold = Hold::Nothing;
                 } else if until <= now {
-                    tracing::info!(pod_uid = uid, "Eviction manager: timed out waiting for pods to be cleaned up");
+                    tracing::info!(pod_uids = ?uids, "Eviction manager: timed out waiting for pods to be cleaned up");
                     self.hold = Hold::Nothing;
                 } else {
-                    self.hold = Hold::Pod { uid, until, look: Instant::now() + WAIT_LOOK };
+                    self.hold = Hold::Pods { uids, until, look: Instant::now() + WAIT_LOOK };
                 }
             }
         }
@@ -455,10 +438,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
     async fn act(&mut self, actionable: &[Threshold]) {
         self.hold = match self.try_act(actionable).await {
             Ok(hold) => hold,
-            Err(status) => {
-                tracing::warn!(code = ?status.code(), "Eviction manager: failed to synchronize: {}", status.message());
-                Hold::Pause { until: Instant::now() + RETRY }
-            }
+            Err(status) => failed(&status),
         };
     }
 
@@ -467,7 +447,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
         let Some(threshold) = actionable.first() else { return Ok(pause()) };
         let resource = Resource::of(threshold.signal);
         // What another life of this process had begun counts.
-        if let Some(other) = self.threshold_in_flight().await? {
+        if let Some(other) = self.in_flight().await? {
             return Ok(other);
         }
         tracing::info!(resource = resource.as_str(), "Eviction manager: attempting to reclaim");
@@ -475,7 +455,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
         let reclaims = Reclaims::of(threshold.signal, layout);
         let request = ReclaimRequest { resource: resource.as_str().to_owned(), dead_containers: reclaims.containers };
         let pods = if reclaims != Reclaims::default() {
-            self.parts.syncd.reclaim(request).await?;
+            could_reclaim(self.parts.syncd.reclaim(request).await)?;
             // After the containers: their images are unused from then on.
             let reclaimed = if reclaims.images { self.delete_unused_images().await } else { Reclaimed::default() };
             if self.is_enough().await {
@@ -490,7 +470,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
         } else {
             // Nothing is reclaimed: the event need not be waited for.
             let (told, pods) = tokio::join!(self.parts.syncd.reclaim(request), self.measured(resource));
-            told?;
+            could_reclaim(told)?;
             pods?
         };
         tracing::info!(resource = resource.as_str(), "Eviction manager: must evict pod(s) to reclaim");
@@ -520,16 +500,10 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
         }
     }
 
-    async fn threshold_in_flight(&self) -> Result<Option<Hold>, Status> {
+    /// The end of what is being evicted already, for whatever reason; `None`: nothing is, or it has been waited for.
+    async fn in_flight(&self) -> Result<Option<Hold>, Status> {
         let in_flight = self.parts.syncd.in_flight().await?;
-        let of_node = in_flight.into_iter().filter(|one| one.kind() == EvictionKind::Threshold);
-        let left = |age: f64| WAIT_MAX.checked_sub(Duration::try_from_secs_f64(age).unwrap_or(WAIT_MAX));
-        let youngest = of_node.min_by(|a, b| a.age_seconds.total_cmp(&b.age_seconds));
-        Ok(youngest.and_then(|one| {
-            let left = left(one.age_seconds).filter(|left| !left.is_zero())?;
-            let now = Instant::now();
-            Some(Hold::Pod { uid: one.uid, until: now + left, look: now + WAIT_LOOK })
-        }))
+        Ok(hold::in_flight(in_flight).map(|(uids, left)| hold_for(uids, left)))
     }
 
     /// After something was reclaimed: no threshold is met any more, with its minimum reclaim (upstream
@@ -577,18 +551,20 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
             let message = messages::eviction(resource, &ranked, actionable, &self.seen);
             let grace = self.grace(&threshold, &ranked.pod);
             let request = self.request(&ranked.pod, EvictionKind::Threshold, threshold.signal.as_str(), grace, message);
-            match self.parts.syncd.evict(request.clone()).await? {
-                EvictionOutcome::Accepted => {
+            match self.parts.syncd.evict(request.clone()).await {
+                Ok(EvictionOutcome::Accepted) => {
                     self.note(&ranked.pod, &request);
-                    let now = Instant::now();
-                    return Ok(Some(Hold::Pod { uid: request.uid, until: now + WAIT_MAX, look: now + WAIT_LOOK }));
+                    return Ok(Some(hold_for([request.uid].into(), hold::wait(grace))));
                 }
-                EvictionOutcome::RefusedBusy | EvictionOutcome::Already => {
-                    return self.threshold_in_flight().await;
+                Ok(EvictionOutcome::RefusedBusy | EvictionOutcome::Already) => return self.in_flight().await,
+                Ok(refused) => tracing::info!(pod = ranked.pod.name, ?refused, "Eviction manager: the pod stays"),
+                // What is asked of this pod is not understood; of the next one it may be.
+                Err(status) if status.code() == Code::InvalidArgument => {
+                    let (pod, error) = (&ranked.pod.name, status.message());
+                    tracing::error!(pod, error, "Eviction manager: the pod stays");
                 }
-                refused => tracing::info!(pod = ranked.pod.name, ?refused, "Eviction manager: the pod stays"),
+                Err(status) => return Err(status),
             }
-        let message = message.within_bounds();
         }
         tracing::warn!("Eviction manager: unable to evict any pods from the node");
         Ok(None)
@@ -612,9 +588,8 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
         message: EvictionMessage,
     ) -> EvictRequest {
         let at = bulkhead_sys::clock::since_boot().as_millis();
+        let message = message.within_bounds();
         EvictRequest {
-        let mut said = request.message.clone();
-        messages::cut(&mut said, SHOWN_TEXT_MAX);
             id: format!("{:x}-{at}", self.parts.epoch.get()),
             uid: pod.uid.clone(),
             kind: kind.into(),
@@ -638,6 +613,8 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
         if self.evicted.len() == EVICTED_KEPT {
             self.evicted.remove(0);
         }
+        let mut said = request.message.clone();
+        messages::cut(&mut said, SHOWN_TEXT_MAX);
         let evicted = PodEvicted {
             uid: pod.uid.clone(),
             namespace: pod.namespace.clone(),
@@ -659,19 +636,35 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
         }
     }
 
-    /// Evicts all pods that have used more than their own limits allow. True: there were some.
-    async fn evict_for_limits(&mut self) -> bool {
-        let Ok(pods) = self.parts.syncd.candidates(true).await else { return false };
+    /// Evicts who exceeds a limit of its own, and waits for the end of all of them. `acts`: others would go after that, in this pass.
+    async fn look_after_limits(&mut self, acts: bool) {
+        let isolates = self.parts.config.kubelet.local_storage_capacity_isolation();
+        if !isolates || self.is_split_against_the_gate() {
+            return;
+        }
+        let evicted = match self.evict_for_limits().await {
+            Ok(evicted) if evicted.is_empty() => return,
+            Ok(evicted) => hold_for(evicted, hold::wait(IMMEDIATE_GRACE)),
+            Err(status) if !acts => {
+                return tracing::debug!(code = ?status.code(), "no limits are looked after: {}", status.message());
+            }
+            // Nobody goes in the place of one that exceeds its limit.
+            Err(status) => failed(&status),
+        };
+        self.hold = hold::both(std::mem::replace(&mut self.hold, Hold::Nothing), evicted);
+    }
+
+    /// Evicts all pods that have used more than their own limits allow.
+    async fn evict_for_limits(&mut self) -> Result<BTreeSet<String>, Status> {
+        let pods = self.parts.syncd.candidates(true).await?;
         let limited: Vec<Candidate> =
             pods.into_iter().filter(|pod| !pod.critical && local_storage::has_limits(pod)).collect();
+        let mut evicted = BTreeSet::new();
         if limited.is_empty() {
-            return false;
+            return Ok(evicted);
         }
-        let Ok(sample) = self.parts.stats.usage(SampleScope { disks: true, cgroups: false }).await else {
-            return false;
-        };
+        let sample = self.parts.stats.usage(SampleScope { disks: true, cgroups: false }).await?;
         let layout = self.files.layout().unwrap_or_default();
-        let mut some = false;
         for pod in limited {
             let Ranked { pod, stats } = Ranked::of(pod, &sample.pods);
             let exceeded = stats.and_then(|stats| local_storage::exceeded(&pod, &stats, layout));
@@ -681,7 +674,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
             match self.parts.syncd.evict(request.clone()).await {
                 Ok(EvictionOutcome::Accepted) => {
                     self.note(&pod, &request);
-                    some = true;
+                    evicted.insert(request.uid);
                 }
                 Ok(refused) => tracing::debug!(pod = pod.name, ?refused, "Eviction manager: the pod stays"),
                 Err(status) => {
@@ -689,7 +682,45 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
                 }
             }
         }
-        some
+        Ok(evicted)
+    }
+}
+
+/// Nobody goes in this pass; the next one is soon.
+fn failed(status: &Status) -> Hold {
+    tracing::warn!(code = ?status.code(), "Eviction manager: failed to synchronize: {}", status.message());
+    Hold::Pause { until: Instant::now() + RETRY }
+}
+
+/// The end of these pods, for so long.
+fn hold_for(uids: BTreeSet<String>, left: Duration) -> Hold {
+    let now = Instant::now();
+    Hold::Pods { uids, until: now + left, look: now + WAIT_LOOK }
+}
+
+/// Limits of pods' own come first then (upstream localStorageEviction): who exceeds one goes in the place of others.
+fn is_short_of_disk(actionable: &[Threshold]) -> bool {
+    let is_of_disk =
+        |threshold: &Threshold| matches!(Resource::of(threshold.signal), Resource::EphemeralStorage | Resource::Inodes);
+    actionable.iter().any(is_of_disk)
+}
+
+/// What cannot be reclaimed, or not in time, is left: a pod goes instead.
+///
+/// # Errors
+/// kubelet-syncd is away, so that no pod could be evicted.
+fn could_reclaim(reclaimed: Result<(), Status>) -> Result<(), Status> {
+    match reclaimed {
+        Err(status) if status.code() == Code::Unavailable => Err(status),
+        Err(status) => {
+            let message = status.message();
+            tracing::warn!(
+                code = ?status.code(),
+                "Eviction manager: unexpected error when attempting to reduce resource pressure: {message}"
+            );
+            Ok(())
+        }
+        Ok(()) => Ok(()),
     }
 }
 
@@ -724,6 +755,30 @@ impl Reclaims {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reclaim_that_fails_or_is_late_is_left_and_a_kubelet_syncd_that_is_away_is_waited_for() {
+        for (reclaimed, goes_on) in [
+            (Ok(()), true),
+            (Err(Status::deadline_exceeded("kubelet-syncd does not answer")), true),
+            (Err(Status::internal("x")), true),
+            (Err(Status::unavailable("x")), false),
+        ] {
+            let told = format!("{reclaimed:?}");
+            assert_eq!(could_reclaim(reclaimed).is_ok(), goes_on, "{told}");
+        }
+    }
+
+    #[test]
+    fn limits_of_pods_come_before_thresholds_of_disks() {
+        use bulkhead_config::eviction::Limit;
+        let threshold =
+            |signal| Threshold { signal, limit: Limit::Fraction(0.1), grace_period: Duration::ZERO, min_reclaim: None };
+        let short = Signal::ALL.into_iter().filter(|signal| is_short_of_disk(&[threshold(*signal)]));
+        assert!(short.clone().all(|signal| signal.as_str().contains("fs.")));
+        assert_eq!(short.count(), 6);
+        assert!(is_short_of_disk(&[Signal::MemoryAvailable, Signal::NodeFsInodesFree].map(threshold)));
+    }
 
     #[test]
     fn dead_containers_and_images_free_where_they_lie() {

@@ -7,12 +7,14 @@
 //! | [`rank`] | who goes first |
 //! | [`local_storage`] | who has used more of the disk than its own limits allow |
 //! | [`messages`] | what is said of it |
+//! | [`hold`] | what is waited for before the next pass, and for how long |
 //! | [`syncd`] | nothing: the questions to kubelet-syncd |
 //! | [`pressure`] | nothing: what others are shown |
 //! | [`manager`] | when a pass comes, and what a pass does |
 //! | [`next`] | whom the operator is shown as next |
 //! | `report` | nothing: what the operator is shown of it |
 
+pub mod hold;
 pub mod judge;
 pub mod local_storage;
 pub mod manager;

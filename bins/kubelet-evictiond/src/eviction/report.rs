@@ -1,12 +1,14 @@
 //! What the operator is shown of the eviction manager: every signal beside its thresholds, what it waits for, whom it evicted.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bulkhead_config::eviction::{Limit, Signal, Threshold};
 use bulkhead_ipc::evictiond::{HistoryPoint, PodEvicted, PressureReport, SignalState, ThresholdState};
 
+use super::hold::Hold;
 use super::judge::{self, Judgement};
-use super::manager::{Hold, Manager};
+use super::manager::Manager;
 use super::next;
 use super::pressure::Report;
 use crate::pods::PodSource;
@@ -76,7 +78,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
                 .to_owned();
         }
         match &self.hold {
-            Hold::Pod { uid, .. } => format!("waits for the end of the evicted pod {uid}"),
+            Hold::Pods { uids, .. } => waits_for(uids),
             Hold::Pause { .. } => "has evicted nobody, and looks again in some seconds".to_owned(),
             Hold::Nothing => match judgement.met.iter().find(waits) {
                 Some(threshold) => {
@@ -89,5 +91,25 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
                 None => String::new(),
             },
         }
+    }
+}
+
+/// Many pods that exceed their own limits are named by their number alone.
+fn waits_for(uids: &BTreeSet<String>) -> String {
+    match uids.first().filter(|_| uids.len() == 1) {
+        Some(uid) => format!("waits for the end of the evicted pod {uid}"),
+        None => format!("waits for the end of {} evicted pods", uids.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_waited_for() {
+        let uids = |uids: &[&str]| uids.iter().map(|uid| (*uid).to_owned()).collect();
+        assert_eq!(waits_for(&uids(&["a"])), "waits for the end of the evicted pod a");
+        assert_eq!(waits_for(&uids(&["a", "b"])), "waits for the end of 2 evicted pods");
     }
 }

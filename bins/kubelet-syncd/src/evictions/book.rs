@@ -7,12 +7,11 @@ use bulkhead_ipc::syncd::{EvictRequest, EvictionInFlight, EvictionKind, Eviction
 use bulkhead_types::PodUid;
 use serde::{Deserialize, Serialize};
 
+use super::grace_period;
+
 /// The form of the state file.
 pub const VERSION: u64 = 1;
-/// For so long an eviction for a threshold of the node keeps out others (upstream waits for the pod's end no longer:
-/// `pkg/kubelet/eviction/eviction_manager.go` podCleanupTimeout).
-pub const WAIT_MAX: Duration = Duration::from_secs(30);
-/// Letters of an id; bytes of a message, which goes into a status and an event.
+/// Letters of an id.
 const ID_MAX: usize = 64;
 /// Bytes of a message, which goes into a status and an event. Upstream has no bound; a pod may have a thousand containers, of each of
 /// which something is said, and all of a request goes into one message of the internal API.
@@ -152,9 +151,9 @@ impl EvictionBook {
         if pod.ended {
             return EvictionOutcome::RefusedEnding;
         }
+        // As upstream's manager, which begins nothing while it waits for pods that exceeded limits of their own, either.
         let in_flight = |(uid, other): (&PodUid, &Eviction)| {
-            let age = age(other, now);
-            other.threshold && age.is_some_and(|age| age < WAIT_MAX) && !finished(uid)
+            age(other, now).is_some_and(|age| age < grace_period::wait(other.grace_period)) && !finished(uid)
         };
         if eviction.threshold && self.saved.evictions.iter().any(in_flight) {
             return EvictionOutcome::RefusedBusy;
@@ -166,12 +165,16 @@ impl EvictionBook {
     pub fn in_flight(&self, now: &Moment, finished: impl Fn(&PodUid) -> bool) -> Vec<EvictionInFlight> {
         let unfinished = self.saved.evictions.iter().filter(|(uid, _)| !finished(uid));
         unfinished
-            .map(|(uid, eviction)| EvictionInFlight {
-                id: eviction.id.clone(),
-                uid: uid.to_string(),
-                kind: if eviction.threshold { EvictionKind::Threshold } else { EvictionKind::LocalStorage }.into(),
-                signal: eviction.signal.clone(),
-                age_seconds: age(eviction, now).unwrap_or(WAIT_MAX).as_secs_f64(),
+            .map(|(uid, eviction)| {
+                let wait = grace_period::wait(eviction.grace_period);
+                EvictionInFlight {
+                    id: eviction.id.clone(),
+                    uid: uid.to_string(),
+                    kind: if eviction.threshold { EvictionKind::Threshold } else { EvictionKind::LocalStorage }.into(),
+                    signal: eviction.signal.clone(),
+                    age_seconds: age(eviction, now).unwrap_or(wait).as_secs_f64(),
+                    wait_seconds: wait.as_secs_f64(),
+                }
             })
             .collect()
     }
@@ -309,9 +312,9 @@ mod tests {
         assert_eq!(ask("a", ALIVE, 101, node, false), Already, "asked once more");
         assert_eq!(ask("b", ALIVE, 129, node, false), RefusedBusy);
         assert_eq!(ask("b", ALIVE, 129, local, false), Accepted, "a limit of its own");
-        assert_eq!(ask("c", ALIVE, 129, node, true), Accepted, "the first has ended");
-        assert_eq!(ask("d", ALIVE, 158, node, false), RefusedBusy);
-        assert_eq!(ask("d", ALIVE, 159, node, false), Accepted, "that one hangs");
+        assert_eq!(ask("c", ALIVE, 129, node, true), Accepted, "the others have ended");
+        assert_eq!(ask("d", ALIVE, 168, node, false), RefusedBusy);
+        assert_eq!(ask("d", ALIVE, 169, node, false), Accepted, "that one hangs");
         assert_eq!(disk.file.lock().unwrap().evictions.len(), 4);
     }
 
@@ -349,7 +352,46 @@ mod tests {
         let now = Moment { since_boot: Duration::from_secs(3), boot_id: "next".into() };
         assert_eq!(book.accept(&uid("b"), threshold(&now), ALIVE, &now, |_| false).unwrap(), EvictionOutcome::Accepted);
         let in_flight = book.in_flight(&now, |uid| uid.as_str() == "b");
-        assert_eq!((in_flight.len(), in_flight[0].uid.as_str(), in_flight[0].age_seconds), (1, "a", 30.0));
+        assert_eq!((in_flight.len(), in_flight[0].uid.as_str(), in_flight[0].age_seconds), (1, "a", 40.0));
+    }
+
+    #[test]
+    fn others_wait_for_as_long_as_the_pod_may_take() {
+        use EvictionOutcome::{Accepted, RefusedBusy};
+        for (kind, grace, waits) in [
+            (EvictionKind::Threshold, 1, 40),
+            (EvictionKind::Threshold, 60, 120),
+            (EvictionKind::LocalStorage, 1, 40),
+            (EvictionKind::Threshold, i64::MAX, 365 * 24 * 3600 + 30),
+        ] {
+            let mut book = EvictionBook::new(Saved::default(), Box::new(Disk::default()));
+            let first = EvictRequest { grace_period_seconds: grace, ..request(kind) };
+            let first = Eviction::of(first, &at(100)).unwrap();
+            assert_eq!(book.accept(&uid("a"), first, ALIVE, &at(100), |_| false).unwrap(), Accepted);
+            let told = book.in_flight(&at(101), |_| false).remove(0);
+            assert_eq!(Duration::from_secs_f64(told.wait_seconds), Duration::from_secs(waits));
+            for (after, outcome) in [(waits - 1, RefusedBusy), (waits, Accepted)] {
+                let now = at(100 + after);
+                assert_eq!(
+                    book.accept(&uid("b"), threshold(&now), ALIVE, &now, |_| false).unwrap(),
+                    outcome,
+                    "{grace}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_pod_of_many_containers_with_long_names_may_be_evicted() {
+        let names = vec!["n".repeat(63); 500].join(",");
+        let said = "Container was using 100Mi, request is 0, has larger consumption of memory. ";
+        let request = EvictRequest {
+            message: said.repeat(1000),
+            annotations: [("offending_containers".to_owned(), names)].into(),
+            ..request(EvictionKind::Threshold)
+        };
+        let eviction = Eviction::of(request.clone(), &at(1)).unwrap();
+        assert_eq!((&eviction.message, eviction.annotations.len()), (&request.message, 1));
     }
 
     #[test]

@@ -4,9 +4,11 @@
 //! | module | decides |
 //! |---|---|
 //! | [`book`] | whether a pod may be evicted now |
+//! | [`grace_period`] | how long the end of a pod that is killed for others may take |
 //! | [`candidate`] | what ranking is told of a pod |
 //! | [`pressure`] | by which conditions pods are admitted |
 
 pub mod book;
 pub mod candidate;
+pub mod grace_period;
 pub mod pressure;

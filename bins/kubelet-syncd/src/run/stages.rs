@@ -414,8 +414,8 @@ impl Loops {
         start.runtime_apis.evictions.set(questions, pressure);
         let ooms = OomReports::new(state.ooms(), &config.boot_id, Arc::new(state.clone()));
         start.runtime_apis.ooms.set(ooms, reporter.clone());
-        let evictions =
-            Evictions { book: EvictionBook::new(state.evictions(), Box::new(state.clone())), questions: asked };
+        let book = EvictionBook::new(state.evictions(), Box::new(state.clone()));
+        let evictions = Evictions::new(book, asked);
         start.runtime_apis.images.set(ImageStore::new(node.clone(), followers.removed));
         let shutdowns = known_shutdown(followers.shutdowns).await;
         let pleg_events = followers.pleg_events;

@@ -23,6 +23,7 @@ use super::runtime_side::Stage;
 use super::view;
 use crate::admission::{self, Context, Decision, NodeInfo, Pressure, Rejection, Settings, preemption};
 use crate::desired;
+use crate::evictions::grace_period;
 use crate::pod_workers::{Kill, Lifecycle, PodView, UpdateType};
 use crate::sources::SourceKind;
 use crate::sources::static_pod::CONFIG_SOURCE;
@@ -37,8 +38,6 @@ use kubelet_runtime::status::pod_status::{self, TerminationReason};
 const LABELS: Duration = Duration::from_secs(1);
 /// The same while the node has not been seen at all.
 const LABELS_UNKNOWN: Duration = Duration::from_secs(10);
-/// Victims of a preemption are waited for at least so long.
-const ROOM_MIN: Duration = Duration::from_secs(10);
 
 /// Why a pod is pending, and until when.
 #[derive(Debug)]
@@ -460,7 +459,7 @@ impl SyncLoop {
 
     /// Kills pods because a critical one needs what they have. Answers how long that may take.
     pub(super) fn kill_victims(&mut self, victims: &[PodUid], resource: &str, now: Instant) -> Duration {
-        let mut wait = ROOM_MIN;
+        let mut wait = grace_period::kill(0);
         for victim in victims {
             let Some(pod) = self.desired.get(victim).map(|d| d.pod.clone()) else { continue };
             if let Ok(identity) = PodIdentity::of(&pod) {
@@ -485,8 +484,7 @@ impl SyncLoop {
             let actions = self.workers.update(victim, UpdateType::Kill, seen, Some(&kill), now);
             self.apply(actions, now);
             self.show(victim);
-            let grace = self.workers.grace(victim).unwrap_or(0);
-            wait = wait.max(Duration::from_secs(grace.saturating_add(grace / 2)));
+            wait = wait.max(grace_period::kill(self.workers.grace(victim).unwrap_or(0)));
         }
         wait
     }
@@ -531,7 +529,8 @@ impl SyncLoop {
         }
     }
 
-    fn exceeded_grace_period(&self, victim: &PodUid) {
+    /// Tells that a pod that was to be killed still runs.
+    pub(super) fn exceeded_grace_period(&self, victim: &PodUid) {
         let Some(pod) = self.desired.get(victim) else { return };
         if let Ok(identity) = PodIdentity::of(&pod.pod) {
             let message = "Container runtime did not kill the pod within specified grace period.";

@@ -8,12 +8,14 @@ use bulkhead_types::PodUid;
 use kubelet_model::v1::Pod;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::housekeeping::container_gc;
 use super::main_loop::SyncLoop;
 use crate::desired;
 use crate::evictions::book::{BadRequest, Eviction, EvictionBook, Moment, PodFacts};
 use crate::evictions::candidate;
+use crate::evictions::grace_period::Kills;
 use crate::pod_workers::{Kill, Lifecycle, PodView, UpdateType};
 use kubelet_model::events::{EventSink as _, EventType, NodeEvent, PodEvent};
 use kubelet_model::pod::spec::{PodIdentity, is_critical};
@@ -64,8 +66,44 @@ pub fn questions() -> (mpsc::Sender<Question>, mpsc::Receiver<Question>) {
 /// What the loop knows of evictions.
 #[derive(Debug)]
 pub struct Evictions {
-    pub book: EvictionBook,
-    pub questions: mpsc::Receiver<Question>,
+    pub(super) book: EvictionBook,
+    pub(super) questions: mpsc::Receiver<Question>,
+    /// Of pods that this life of the process has evicted; of those before it upstream knows nothing, either.
+    pub(super) kills: Kills,
+    /// The end of the newest round of container garbage collection that was asked for.
+    reclaimed: Option<CancellationToken>,
+}
+
+impl Evictions {
+    pub fn new(book: EvictionBook, questions: mpsc::Receiver<Question>) -> Self {
+        Evictions { book, questions, kills: Kills::default(), reclaimed: None }
+    }
+
+    /// The end of the round that runs, and of a new one where none does.
+    fn round(&mut self) -> Round {
+        match &self.reclaimed {
+            Some(over) if !over.is_cancelled() => Round { over: over.clone(), is_new: false },
+            _ => {
+                let over = CancellationToken::new();
+                self.reclaimed = Some(over.clone());
+                Round { over, is_new: true }
+            }
+        }
+    }
+
+    /// Forgets pods that are gone.
+    pub(super) fn retain(&mut self, is_there: impl Fn(&PodUid) -> bool) {
+        self.book.retain(&is_there);
+        self.kills.retain(&is_there);
+    }
+}
+
+/// A round of container garbage collection for the eviction manager.
+#[derive(Debug)]
+struct Round {
+    over: CancellationToken,
+    /// Whoever asked for it has it done.
+    is_new: bool,
 }
 
 impl SyncLoop {
@@ -122,7 +160,9 @@ impl SyncLoop {
                 let event = PodEvent::pod(&identity, EventType::Warning, REASON, eviction.message.clone());
                 self.node.reporter.emit_with(event, eviction.annotations.clone().into_iter().collect());
             }
-            self.end_evicted(&uid, &pod, eviction, Instant::now());
+            let (grace, now) = (eviction.grace_period, Instant::now());
+            self.end_evicted(&uid, &pod, eviction, now);
+            self.evictions.kills.begin(&uid, grace, now);
         }
         Ok(outcome)
     }
@@ -146,13 +186,25 @@ impl SyncLoop {
         self.show(uid);
     }
 
+    /// Tells of evicted pods that still run, although their grace period is long over (upstream killPodNow).
+    pub(super) fn look_at_kills(&mut self, now: Instant) {
+        for uid in self.evictions.kills.take_due(now) {
+            let runs = self.workers.lifecycle(&uid).is_some_and(|at| at < Lifecycle::Terminated);
+            // It may be another pod by now: a static one that came back.
+            if runs && self.evictions.book.get(&uid).is_some() {
+                self.exceeded_grace_period(&uid);
+            }
+        }
+    }
+
     fn has_finished(&self, uid: &PodUid) -> bool {
         self.workers.lifecycle(uid).is_none_or(|at| at == Lifecycle::Finished)
     }
 
     /// Tells that pods are going to be evicted. Before that dead containers go, those of pods that have ended and are still on
-    /// the API server included (upstream `DeleteAllUnusedContainers`).
-    fn reclaim(&self, request: &ReclaimRequest, reply: Reply<()>) {
+    /// the API server included (upstream `DeleteAllUnusedContainers`). There is one round at a time: a runtime that does not answer
+    /// is not asked the same by two.
+    fn reclaim(&mut self, request: &ReclaimRequest, reply: Reply<()>) {
         let Some(resource) = RESOURCES.into_iter().find(|known| *known == request.resource) else {
             return drop(reply.send(Err(EvictionError::Resource(request.resource.clone()))));
         };
@@ -164,12 +216,47 @@ impl SyncLoop {
         if !request.dead_containers {
             return drop(reply.send(Ok(())));
         }
-        let pods = self.node.cache.snapshot().into_iter().map(|(uid, _)| uid);
-        let removable = pods.filter(|uid| self.workers.runtime_should_be_removed(uid)).collect();
-        let (node, spared) = (self.node.clone(), self.admission_queue.pending());
+        let Round { over, is_new } = self.evictions.round();
+        if is_new {
+            let pods = self.node.cache.snapshot().into_iter().map(|(uid, _)| uid);
+            let removable = pods.filter(|uid| self.workers.runtime_should_be_removed(uid)).collect();
+            let (node, spared, over) = (self.node.clone(), self.admission_queue.pending(), over.clone());
+            tokio::spawn(async move {
+                let _over = over.drop_guard();
+                container_gc::collect_node(&node, &removable, &spared).await;
+            });
+        }
         tokio::spawn(async move {
-            container_gc::collect_node(&node, &removable, &spared).await;
+            over.cancelled().await;
             drop(reply.send(Ok(())));
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::evictions::book::{EvictionStore, Saved};
+
+    #[derive(Debug)]
+    struct Nowhere;
+
+    impl EvictionStore for Nowhere {
+        fn save(&self, _: &Saved) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn who_reclaims_while_a_round_runs_waits_for_that_one() {
+        let book = EvictionBook::new(Saved::default(), Box::new(Nowhere));
+        let mut evictions = Evictions::new(book, questions().1);
+        let first = evictions.round();
+        let second = evictions.round();
+        assert!(first.is_new && !second.is_new);
+        drop(first.over.drop_guard());
+        assert!(second.over.is_cancelled(), "both are answered");
+        let third = evictions.round();
+        assert!(third.is_new && !third.over.is_cancelled());
     }
 }

@@ -145,6 +145,7 @@ impl SyncLoop {
                 self.admission_queue.next(),
                 self.resizes.next(),
                 self.shutdown_next(),
+                self.evictions.kills.next(),
             ];
             let first = due.into_iter().flatten().fold(self.housekeeping.next(), Instant::min);
             let wake = first.min(Instant::now() + HEARTBEAT);
@@ -576,6 +577,7 @@ impl SyncLoop {
             self.count();
         }
         self.turn_shutdown(now);
+        self.look_at_kills(now);
         self.run_housekeeping(now);
     }
 

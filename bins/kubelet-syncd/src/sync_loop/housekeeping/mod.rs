@@ -318,7 +318,7 @@ impl SyncLoop {
         // A sandbox keeps its users to the end, also that of an orphaned pod.
         let in_runtime: HashSet<&PodUid> = runtime.iter().map(|(uid, _)| uid).collect();
         let has_work = |uid: &PodUid| self.workers.lifecycle(uid).is_some();
-        self.evictions.book.retain(|uid| desired.contains(uid));
+        self.evictions.retain(|uid| desired.contains(uid));
         self.node.runtime.retain_users(|uid| desired.contains(uid) || in_runtime.contains(uid) || has_work(uid));
         let mut granted = desired.clone();
         granted.extend(self.workers.uids().cloned());
