@@ -227,8 +227,10 @@ struct State {
     /// Which pulls may start; with when it began to count. None: no limit.
     bucket: Option<(TokenBucket, Instant)>,
     records: PullRecords,
-    /// The records have been compared with what the runtime has.
-    stock_taken: bool,
+    /// Pulls of this process so far that nobody waited for to the end.
+    abandoned: u64,
+    /// The records have been compared with what the runtime has, when so many pulls had been abandoned.
+    stock_taken: Option<u64>,
 }
 
 impl std::fmt::Debug for dyn RecordStore {
@@ -261,7 +263,8 @@ impl<S: ImageService> ImageManager<S> {
                     (TokenBucket::new(rate, burst, Duration::ZERO), Instant::now())
                 }),
                 records: PullRecords::default(),
-                stock_taken: false,
+                abandoned: 0,
+                stock_taken: None,
             }),
             metrics: None,
             policy: Policy::Off,
@@ -431,14 +434,15 @@ impl<S: ImageService> ImageManager<S> {
         matches!(verdict, PullDecision::Allowed | PullDecision::Known { .. })
     }
 
-    /// Compares the records with what the runtime has: once, and after pulls of which nobody knows how they ended.
+    /// Compares the records with what the runtime has: once, and after pulls that nobody waited for to the end.
     async fn take_stock(&self) {
-        {
+        let abandoned = {
             let state = self.state();
-            if state.stock_taken && !state.records.has_leftovers() {
+            if state.stock_taken == Some(state.abandoned) {
                 return;
             }
-        }
+            state.abandoned
+        };
         match self.service.list_images().await {
             Ok(answer) => {
                 let images = answer.images.iter().map(|image| {
@@ -448,7 +452,7 @@ impl<S: ImageService> ImageManager<S> {
                 let mut state = self.state();
                 let before = state.records.clone();
                 state.records.take_stock(images, jiff::Timestamp::now());
-                state.stock_taken = true;
+                state.stock_taken = Some(abandoned);
                 let changed = state.records != before;
                 drop(state);
                 if changed && let Err(error) = self.save_records() {
@@ -672,6 +676,7 @@ impl<S> Drop for Intent<'_, S> {
         if self.is_open {
             let mut state = self.manager.state.lock().unwrap_or_else(PoisonError::into_inner);
             state.records.abandoned(self.image);
+            state.abandoned += 1;
         }
     }
 }

@@ -22,6 +22,8 @@ struct Registry {
     running: Mutex<(usize, usize)>,
     pulls: Mutex<Vec<v1::PullImageRequest>>,
     lists: Mutex<usize>,
+    /// How long a list is on its way.
+    list_takes: Duration,
 }
 
 impl ImageService for Arc<Registry> {
@@ -42,7 +44,9 @@ impl ImageService for Arc<Registry> {
             repo_tags: vec![name.clone()],
             ..Default::default()
         };
-        Ok(v1::ListImagesResponse { images: self.present.lock().unwrap().iter().map(image).collect() })
+        let images = self.present.lock().unwrap().iter().map(image).collect();
+        tokio::time::sleep(self.list_takes).await;
+        Ok(v1::ListImagesResponse { images })
     }
 
     async fn pull_image(&self, request: v1::PullImageRequest) -> Result<v1::PullImageResponse, CriError> {
@@ -426,6 +430,46 @@ async fn a_cancelled_pull_gives_no_pod_the_image() {
     }
     assert_eq!(node.pod(Some(("a", "p")), PullPolicy::IfNotPresent).await, Ok(true));
     assert_eq!(node.pod(Some(("a", "p")), PullPolicy::Never).await, Ok(false));
+}
+
+/// A list of images that the runtime made before a pull ended comes after it.
+#[tokio::test(start_paused = true)]
+async fn a_slow_list_gives_no_pod_the_image() {
+    let present = Mutex::new(vec!["busybox:1".to_owned()]);
+    let registry = Arc::new(Registry { present, list_takes: Duration::from_secs(5), ..Registry::default() });
+    let policy = Policy::NeverVerifyPreloadedImages;
+    let mut node = Checked::of(policy, registry, Arc::default(), PullRecords::default());
+    let secret = Source::Secret(pull_records::Secret {
+        owner: Owner { namespace: "ns".into(), name: "a".into(), uid: "a".into() },
+        hash: "p".into(),
+    });
+    node.bench.credentials = vec![Credential { auth: v1::AuthConfig::default(), source: Some(secret) }];
+    let (looked, pulled) = tokio::join!(
+        node.bench.ensure("busybox:1", PullPolicy::Never),
+        node.bench.ensure("r.test/app:1", PullPolicy::Always),
+    );
+    assert!(looked.is_ok() && pulled.is_ok());
+    for round in 0..2 {
+        assert_eq!(node.pod(None, PullPolicy::Never).await, Err(ImageErrorReason::ErrImageNeverPull), "{round}");
+        node = node.restart();
+    }
+}
+
+/// The runtime has not got far yet with a pull that was cut off when it is asked what it has.
+#[tokio::test(start_paused = true)]
+async fn an_image_that_comes_after_its_pull_was_cut_off_is_no_pods() {
+    let mut node = Checked::new(Policy::NeverVerifyPreloadedImages, &["busybox:1"]);
+    let cut =
+        tokio::time::timeout(Duration::from_millis(10), node.pod(Some(("a", "p")), PullPolicy::IfNotPresent)).await;
+    assert!(cut.is_err());
+    for _ in 0..3 {
+        node.bench.ensure("busybox:1", PullPolicy::Never).await.unwrap();
+    }
+    assert_eq!(*node.bench.registry.lists.lock().unwrap(), 1, "a pull that has left no image causes no further list");
+    node = node.restart();
+    node.bench.ensure("busybox:1", PullPolicy::Never).await.unwrap();
+    node.bench.registry.present.lock().unwrap().push("r.test/app:1".to_owned());
+    assert_eq!(node.pod(None, PullPolicy::Never).await, Err(ImageErrorReason::ErrImageNeverPull));
 }
 
 #[tokio::test(start_paused = true)]

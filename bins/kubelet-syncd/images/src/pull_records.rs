@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use kubelet_model::pod::image_reference::ImageName;
 
-/// More images than a node keeps; the oldest records go first, and their images are asked for anew.
+/// More images than a node keeps; the oldest records go first, and their images are asked for anew. So many pulls that ended
+/// nobody knows how are noted, too.
 const MAX_RECORDS: usize = 10_000;
 /// Secrets that were only seen to fit are noted up to so many for one image (upstream writeRecordWhileMatchingLimit).
 const MAX_NOTED_WHILE_LOOKING: usize = 100;
@@ -175,6 +176,10 @@ impl PullRecords {
                 }
             };
             self.note(id, name, new, now);
+            // A list of images that was asked for before is no reason to forget it, though it adds nothing to the record.
+            if let Some(record) = self.pulled.get_mut(id) {
+                record.last_updated_time = now;
+            }
         }
         let left = self.running.get(image).copied().unwrap_or(0).saturating_sub(1);
         if left == 0 {
@@ -195,28 +200,24 @@ impl PullRecords {
         }
     }
 
-    /// Whether there are pulls, also of a former process, of which it is not known how they ended.
-    pub fn has_leftovers(&self) -> bool {
-        self.pulling.iter().any(|image| !self.running.contains_key(image))
-    }
-
-    /// What the runtime has now: a pull that a former process began and whose image is there was ours, by nobody knows
-    /// whose credentials; records of images that are gone go. Each image: its id and all of its names.
+    /// What the runtime has: a pull of which nobody knows how it ended, and whose image is there, was ours, by nobody knows
+    /// whose credentials. One whose image is not there stays noted, as the image may have come since the list was asked for, or
+    /// may come yet; [`PullRecords::prune`] alone takes records away (upstream `pullmanager/image_pull_manager.go`, initialize).
+    /// Each image: its id and all of its names.
     pub fn take_stock<'a>(&mut self, images: impl Iterator<Item = (&'a str, Vec<&'a str>)>, now: Timestamp) {
-        let mut present = BTreeSet::new();
         for (id, names) in images {
-            present.insert(id.to_owned());
-            for name in names.iter().filter(|name| self.pulling.contains(**name) && !self.running.contains_key(**name))
-            {
-                if without_tag(name).is_some() && !self.pulled.contains_key(id) {
-                    let record = Record { last_updated_time: now, credential_mapping: BTreeMap::new() };
-                    self.pulled.insert(id.to_owned(), record);
+            for name in names {
+                if self.running.contains_key(name) || without_tag(name).is_none() || !self.pulling.remove(name) {
+                    continue;
                 }
+                let record = || Record { last_updated_time: now, credential_mapping: BTreeMap::new() };
+                self.pulled.entry(id.to_owned()).or_insert_with(record);
             }
         }
-        self.pulled.retain(|id, _| present.contains(id));
-        let running = &self.running;
-        self.pulling.retain(|image| running.contains_key(image));
+        if self.pulling.len() > MAX_RECORDS {
+            let running = &self.running;
+            self.pulling.retain(|image| running.contains_key(image));
+        }
     }
 
     /// Images that are gone: their records go, but for those that were written since `until`, when the list of images was asked
@@ -351,7 +352,7 @@ mod tests {
         let mut records = PullRecords::default();
         records.intend(IMAGE);
         records.ended(IMAGE, Some((ID, source.as_ref())), now());
-        assert!(!records.has_leftovers() && records.pulling.is_empty());
+        assert!(records.pulling.is_empty());
         records
     }
 
@@ -451,22 +452,49 @@ mod tests {
         // The next process finds what this one was at.
         let kept = serde_json::to_vec(&records).unwrap();
         let mut next: PullRecords = serde_json::from_slice(&kept).unwrap();
-        assert!(next.has_leftovers());
+        assert_eq!(next.counts(), (1, 0));
         let policy = Policy::NeverVerifyPreloadedImages;
         assert_eq!(next.look(&policy, IMAGE, ID, None, now()), PullDecision::MustPull);
         let images = [(ID, vec!["r.test/team/app@sha256:1", IMAGE]), ("sha256:bbbb", vec!["busybox:1"])];
         next.take_stock(images.into_iter(), now());
-        assert!(!next.has_leftovers());
+        assert_eq!(next.counts(), (0, 1));
         // It was pulled by us, whatever it is called; by whose credentials nobody knows.
         for name in [IMAGE, "other.test/app:1"] {
             assert_eq!(next.look(&policy, name, ID, None, now()), PullDecision::MustPull);
         }
         assert_eq!(next.look(&policy, "busybox:1", "sha256:bbbb", None, now()), PullDecision::Allowed);
-        next.take_stock(std::iter::empty(), now());
-        assert_eq!(next, PullRecords::default());
-        next.intend(IMAGE);
-        next.abandoned(IMAGE);
-        assert!(next.has_leftovers());
+    }
+
+    #[test]
+    fn a_list_that_is_older_takes_nothing_away() {
+        let policy = Policy::NeverVerifyPreloadedImages;
+        let mut records = pulled(Some(secret("a", "h1")));
+        records.intend("r.test/cut:1");
+        records.abandoned("r.test/cut:1");
+        records.intend("r.test/runs:1");
+        let before = records.clone();
+        records.take_stock([("sha256:cccc", vec!["r.test/runs:1"])].into_iter(), now());
+        assert_eq!(records, before);
+        assert_eq!(records.look(&policy, IMAGE, ID, Some(&[]), now()), PullDecision::MustPull);
+        // The runtime went on with it.
+        assert_eq!(records.look(&policy, "r.test/cut:1", "sha256:bbbb", None, now()), PullDecision::MustPull);
+        // Pulled again while a list was under way that does not have it: the record says nothing new, and stays.
+        let later = Timestamp::from_second(1001).unwrap();
+        records.ended(IMAGE, Some((ID, Some(&secret("a", "h1")))), later);
+        assert!(!records.prune(|_| false, later));
+    }
+
+    #[test]
+    fn pulls_that_were_cut_off_are_bounded() {
+        let mut records = PullRecords::default();
+        for i in 0..=MAX_RECORDS {
+            let image = format!("r.test/app:{i}");
+            records.intend(&image);
+            records.abandoned(&image);
+        }
+        records.intend(IMAGE);
+        records.take_stock(std::iter::empty(), now());
+        assert_eq!(records.pulling, BTreeSet::from([IMAGE.to_owned()]));
     }
 
     #[test]
