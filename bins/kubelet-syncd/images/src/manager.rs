@@ -595,13 +595,13 @@ impl<S: ImageService> ImageManager<S> {
             })
             .await;
         let started = Instant::now();
+        // Once for all credentials (upstream `pkg/kubelet/images/helpers.go`, throttledImageService).
+        let may_pull = |(bucket, began): &mut (TokenBucket, Instant)| bucket.try_take(started.duration_since(*began));
+        if !self.state().bucket.as_mut().is_none_or(may_pull) {
+            return Err("pull QPS exceeded".to_owned());
+        }
         let mut failures: Vec<String> = Vec::new();
         for credential in credentials {
-            let may_pull =
-                |(bucket, began): &mut (TokenBucket, Instant)| bucket.try_take(started.duration_since(*began));
-            if !self.state().bucket.as_mut().is_none_or(may_pull) {
-                return Err("pull QPS exceeded".to_owned());
-            }
             let pull = v1::PullImageRequest {
                 image: Some(spec.clone()),
                 auth: credential.as_ref().map(|one| one.auth.clone()),

@@ -501,6 +501,18 @@ async fn too_many_pulls_a_second_fail() {
     assert_eq!((error.reason.as_str(), error.message.as_str()), ("ErrImagePull", "pull QPS exceeded"));
 }
 
+#[tokio::test(start_paused = true)]
+async fn all_credentials_of_a_pull_count_once() {
+    let limits = PullLimits { per_second: 1, burst: 1, ..PullLimits::default() };
+    let failures = Mutex::new(VecDeque::from([(Code::Unknown, "denied"), (Code::Unknown, "denied")]));
+    let mut bench = Bench::new(Registry { failures, ..Default::default() }, limits);
+    let auth =
+        |user: &str| Credential { auth: v1::AuthConfig { username: user.into(), ..Default::default() }, source: None };
+    bench.credentials = ["a", "b", "c"].map(auth).into();
+    assert!(bench.ensure("x:1", PullPolicy::Always).await.is_ok());
+    assert_eq!(bench.registry.pulls.lock().unwrap().len(), 3);
+}
+
 #[test]
 fn default_policy() {
     let of = PullPolicy::of;
