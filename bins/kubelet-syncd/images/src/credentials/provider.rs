@@ -73,8 +73,9 @@ struct Response {
     cache_key_type: String,
     #[serde(default)]
     cache_duration: Option<GoDuration>,
+    /// `null`, as what was built in Go writes a map that it has not made, is none.
     #[serde(default)]
-    auth: BTreeMap<String, Login>,
+    auth: Option<BTreeMap<String, Login>>,
 }
 
 #[derive(Deserialize)]
@@ -193,7 +194,7 @@ impl Provider {
             None => self.config.cache_duration(),
         };
         let mut entries = Vec::new();
-        for (name, login) in response.auth {
+        for (name, login) in response.auth.unwrap_or_default() {
             if token.is_some_and(|t| !t.may_echo && t.token == login.password) {
                 return Err(bad(
                     "it gives the service account's token as the password, which cacheType Token alone allows"
@@ -271,6 +272,22 @@ echo '{{"kind":"CredentialProviderResponse","apiVersion":"{VERSION}","cacheKeyTy
             serde_json::from_slice(&std::fs::read(folder.path().join("question")).unwrap()).unwrap();
         assert_eq!(question["image"], "registry.test/a");
         assert_eq!(question["kind"], "CredentialProviderRequest");
+    }
+
+    #[tokio::test]
+    async fn no_credentials_are_an_answer_and_kept() {
+        for auth in [r#","auth":null"#, r#","auth":{}"#, ""] {
+            let folder = tempfile::tempdir().unwrap();
+            let script = format!(
+                r#"echo >> $(dirname $0)/count
+echo '{{"kind":"CredentialProviderResponse","apiVersion":"{VERSION}","cacheKeyType":"Image"{auth}}}'"#
+            );
+            let provider = provider(folder.path(), &script);
+            for _ in 0..2 {
+                assert!(provider.credentials("registry.test/a", None).await.unwrap().is_empty(), "{auth}");
+            }
+            assert_eq!(std::fs::read_to_string(folder.path().join("count")).unwrap(), "\n", "{auth}: asked once");
+        }
     }
 
     #[tokio::test]
