@@ -94,16 +94,18 @@ impl Keyring {
         add(&mut found.credentials, &secrets, &names);
         add(&mut found.credentials, &sourced(self.files.entries().await.iter().cloned(), None), &names);
         for provider in self.providers.iter().filter(|p| names.iter().any(|name| p.serves(name))) {
-            let token = match &provider.config.token_attributes {
-                None => None,
-                Some(attributes) => match self.token(attributes, puller).await {
-                    Ok(Some(token)) => Some(token),
-                    Ok(None) => continue,
-                    Err(problem) => {
-                        found.provider_problems.push(format!("{}: {problem}", provider.config.name));
-                        continue;
-                    }
-                },
+            let asked = match &provider.config.token_attributes {
+                None => Ok(Asked::WithoutToken),
+                Some(attributes) => self.asked(attributes, puller).await,
+            };
+            let token = match asked {
+                Ok(Asked::WithToken(token)) => Some(token),
+                Ok(Asked::WithoutToken) => None,
+                Ok(Asked::Not) => continue,
+                Err(problem) => {
+                    found.provider_problems.push(format!("{}: {problem}", provider.config.name));
+                    continue;
+                }
             };
             let source = token.as_ref().map(|token| Source::ServiceAccount(token.account.clone()));
             match provider.credentials(repository, token.as_ref()).await {
@@ -114,20 +116,20 @@ impl Keyring {
         found
     }
 
-    /// The token that a provider wants; `None`: it is not asked for this pod.
-    async fn token(
-        &self,
-        attributes: &TokenAttributes,
-        puller: Puller<'_>,
-    ) -> Result<Option<ServiceAccountToken>, String> {
+    /// How a provider that wants tokens is asked for this pod (upstream `pkg/credentialprovider/plugin/plugin.go`, provide).
+    async fn asked(&self, attributes: &TokenAttributes, puller: Puller<'_>) -> Result<Asked, String> {
         if puller.service_account.is_empty() {
-            return Ok(None);
+            // A static pod, mostly.
+            return Ok(match attributes.require_service_account {
+                Some(false) => Asked::WithoutToken,
+                Some(true) | None => Asked::Not,
+            });
         }
         let account = self.objects.service_account(puller.namespace, puller.service_account).await;
         let account = account.map_err(|error| error.to_string())?;
         let all = account.metadata.annotations.clone().unwrap_or_default();
         if attributes.required_service_account_annotation_keys.iter().any(|key| !all.contains_key(key)) {
-            return Ok(None);
+            return Ok(Asked::Not);
         }
         let wanted_keys = attributes
             .required_service_account_annotation_keys
@@ -157,8 +159,15 @@ impl Keyring {
             name: puller.service_account.to_owned(),
             uid: account.metadata.uid.clone().unwrap_or_default(),
         };
-        Ok(Some(ServiceAccountToken { token, annotations, cache_key, may_echo, account: owner }))
+        Ok(Asked::WithToken(ServiceAccountToken { token, annotations, cache_key, may_echo, account: owner }))
     }
+}
+
+/// How a provider is asked for a pod's credentials.
+enum Asked {
+    Not,
+    WithoutToken,
+    WithToken(ServiceAccountToken),
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -252,6 +261,48 @@ mod tests {
         assert!(entries_of(&secret("kubernetes.io/dockercfg", ".dockercfg", plain)).is_some());
         assert!(entries_of(&secret("Opaque", ".dockerconfigjson", json)).is_none());
         assert!(entries_of(&secret("kubernetes.io/dockercfg", "other", plain)).is_none());
+    }
+
+    #[tokio::test]
+    async fn a_provider_of_tokens_is_asked_for_a_pod_without_account_where_none_is_required() {
+        use std::os::unix::fs::PermissionsExt as _;
+        const VERSION: &str = "credentialprovider.kubelet.k8s.io/v1";
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("helper");
+        let answer = format!(
+            r#"{{"kind":"CredentialProviderResponse","apiVersion":"{VERSION}","cacheKeyType":"Image","auth":{{"registry.test":{{"username":"u","password":"p"}}}}}}"#
+        );
+        let script = format!("#!/bin/sh\ncat > $(dirname $0)/question\necho '{answer}'\n");
+        std::fs::write(&program, script).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        for (required, asked) in [(true, 0), (false, 1)] {
+            let provider = bulkhead_config::credential_providers::CredentialProvider {
+                name: "helper".into(),
+                match_images: vec!["*.test".into()],
+                default_cache_duration: Some(bulkhead_types::GoDuration::from_secs(60)),
+                api_version: VERSION.into(),
+                args: Vec::new(),
+                env: Vec::new(),
+                token_attributes: Some(TokenAttributes {
+                    service_account_token_audience: "registry".into(),
+                    cache_type: "Token".into(),
+                    require_service_account: Some(required),
+                    required_service_account_annotation_keys: Vec::new(),
+                    optional_service_account_annotation_keys: Vec::new(),
+                }),
+            };
+            let providers = CredentialProviders { bin_dir: folder.path().into(), providers: vec![provider] };
+            let broker = BrokerClient::new(&folder.path().join("nobody.sock"));
+            let keyring = Keyring::new(Arc::new(NoObjects::new("n", BTreeMap::new())), broker, Some(&providers));
+            let puller = Puller { namespace: "n", pod: "p", pod_uid: "u", service_account: "", secrets: &[] };
+            let found = keyring.find(puller, "registry.test/a").await;
+            assert_eq!(found.provider_problems, Vec::<String>::new());
+            assert_eq!(found.credentials.len(), asked, "requireServiceAccount: {required}");
+            // The node's own, as what is pulled with no account of anybody's.
+            assert!(found.credentials.iter().all(|one| one.source.is_none()));
+        }
+        let question = std::fs::read_to_string(folder.path().join("question")).unwrap();
+        assert!(question.contains("registry.test/a") && !question.contains("serviceAccount"), "{question}");
     }
 
     #[tokio::test]
