@@ -1,6 +1,7 @@
 //! Credentials as Docker writes them: `config.json` (`{"auths": {...}}`, secrets of type
 //! kubernetes.io/dockerconfigjson) and `.dockercfg` (the inner map alone, kubernetes.io/dockercfg).
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use base64::Engine as _;
@@ -80,7 +81,12 @@ fn entries(registries: BTreeMap<String, Registry>) -> Result<Vec<Entry>, DockerC
 }
 
 fn user_and_password(auth: &str) -> Option<(String, String)> {
-    let bytes = STANDARD.decode(auth).or_else(|_| LENIENT.decode(auth.trim())).ok()?;
+    // Line breaks are no part of base64, as for Go's decoder: `base64` breaks its output after 76 characters.
+    let auth: Cow<'_, str> = match auth.contains(['\r', '\n']) {
+        true => auth.replace(['\r', '\n'], "").into(),
+        false => auth.into(),
+    };
+    let bytes = STANDARD.decode(&*auth).or_else(|_| LENIENT.decode(auth.trim())).ok()?;
     let text = String::from_utf8(bytes).ok()?;
     let (user, password) = text.split_once(':')?;
     Some((user.to_owned(), password.trim_matches('\0').to_owned()))
@@ -99,6 +105,17 @@ mod tests {
         assert_eq!([of(0), of(1)], [("u", "p"), ("user", "pa:ss")]);
         let entries = dockercfg(br#"{"registry.test":{"auth":"dXNlcjpwYTpzcw"}}"#).unwrap();
         assert_eq!(entries[0].auth.password, "pa:ss");
+    }
+
+    #[test]
+    fn line_breaks_in_base64_are_none_of_it() {
+        for auth in ["dXNlcjpwYTpzcw==\\n", "dXNl\\r\\ncjpwYTpzcw==", "dXNlcjpw\\nYTpzcw\\n", "\\ndXNlcjpwYTpzcw=\\n="]
+        {
+            let text = format!(r#"{{"r.test":{{"auth":"{auth}"}}}}"#);
+            let entries = dockercfg(text.as_bytes()).unwrap();
+            assert_eq!((&*entries[0].auth.username, &*entries[0].auth.password), ("user", "pa:ss"), "{auth}");
+        }
+        assert!(dockercfg(br#"{"r.test":{"auth":"dXNl cjpwYTpzcw=="}}"#).is_err(), "as for Go's");
     }
 
     #[test]
