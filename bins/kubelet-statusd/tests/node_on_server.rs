@@ -181,3 +181,28 @@ async fn an_api_server_that_was_away_sees_what_is_true_now() {
         .await;
     assert_eq!(node["status"]["images"].as_array().map(Vec::len), Some(1));
 }
+
+/// `kubectl delete node`, and the garbage collector takes the lease; then somebody makes the Node again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deleted_node_gets_no_lease() {
+    let cluster = start();
+    let mut node = cluster.until_ready("True").await;
+    let (nodes, leases) = (resource("", "nodes"), resource("coordination.k8s.io", "leases"));
+    cluster.until(leases, "kube-node-lease", |_| true).await;
+    let creations = || {
+        let log = cluster.server.log().after(0);
+        log.into_iter().filter(|record| record.what() == "create leases").count()
+    };
+    let before = creations();
+    cluster.server.with_store(|store| {
+        store.remove(nodes, "", "test-node");
+        store.remove(leases, "kube-node-lease", "test-node");
+    });
+    // The lease is due each second.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(creations(), before);
+    node["metadata"]["uid"] = json!("another");
+    cluster.server.with_store(|store| store.put(nodes, node));
+    let owned = |lease: &Value| lease["metadata"]["ownerReferences"][0]["uid"] == "another";
+    cluster.until(leases, "kube-node-lease", owned).await;
+}

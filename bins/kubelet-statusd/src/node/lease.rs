@@ -85,11 +85,11 @@ impl Leaser {
         // A quarter of its duration.
         let interval = Duration::from_millis(u64::try_from(self.seconds).unwrap_or(40).max(1) * 250);
         loop {
-            let waits_for_node = self.renew().await;
+            let round = self.renew().await;
             let pause = tokio::time::sleep(jittered(interval, JITTER, random_fraction()));
-            if waits_for_node {
+            if let Round::NoNode { gone } = round {
                 // Upstream comes back a period later; the Node mostly stands much sooner.
-                let known = self.node_uid.wait_for(Option::is_some);
+                let known = self.node_uid.wait_for(|uid| uid.is_some() && *uid != gone);
                 let lost = self.server.rests(async {
                     tokio::select! {
                         () = pause => false,
@@ -105,16 +105,15 @@ impl Leaser {
         }
     }
 
-    fn next(&self, base: Option<&Lease>) -> Lease {
-        let uid = self.node_uid.borrow().clone();
-        renewed(base, self.server.name(), uid.as_deref(), self.seconds, (self.clock)())
+    fn next(&self, base: Option<&Lease>, node_uid: Option<&str>) -> Lease {
+        renewed(base, self.server.name(), node_uid, self.seconds, (self.clock)())
     }
 
-    /// One period's work. True: there is no Node yet that a new lease could belong to.
-    async fn renew(&mut self) -> bool {
+    /// One period's work.
+    async fn renew(&mut self) -> Round {
         if let Some(last) = self.last.take() {
             match self.replace(last).await {
-                Ok(()) => return false,
+                Ok(()) => return Round::Done,
                 Err(error) => tracing::warn!(%error, "the lease could not be renewed, making sure that it is there"),
             }
         }
@@ -123,15 +122,15 @@ impl Leaser {
             match self.ensure().await {
                 Ok(Ensured::Created(lease)) => {
                     self.last = Some(lease);
-                    return false;
+                    return Round::Done;
                 }
                 Ok(Ensured::There(lease)) => {
                     if let Err(error) = self.replace(lease).await {
                         tracing::warn!(%error, "the lease could not be renewed");
                     }
-                    return false;
+                    return Round::Done;
                 }
-                Ok(Ensured::NoNode) => return true,
+                Ok(Ensured::NoNode { gone }) => return Round::NoNode { gone },
                 Err(error) => {
                     let pause = retry.pause();
                     tracing::warn!(%error, retry = ?pause, "the lease could not be made sure of");
@@ -145,10 +144,18 @@ impl Leaser {
         match self.server.get_lease().await {
             Ok(lease) => Ok(Ensured::There(lease)),
             Err(error) if error.is_not_found() => {
-                if self.node_uid.borrow().is_none() {
-                    return Ok(Ensured::NoNode);
+                let known = self.node_uid.borrow().clone();
+                if known.is_none() {
+                    return Ok(Ensured::NoNode { gone: None });
                 }
-                let created = self.server.create_lease(&self.next(None)).await;
+                // The Node may have gone, and the lease with it: one of a Node that is no more would be removed again, for ever
+                // (upstream `pkg/kubelet/util/nodelease.go`, SetNodeOwnerFunc).
+                let node = match self.server.get_node().await {
+                    Ok(node) => node,
+                    Err(error) if error.is_not_found() => return Ok(Ensured::NoNode { gone: known }),
+                    Err(error) => return Err(error),
+                };
+                let created = self.server.create_lease(&self.next(None, node.metadata.uid.as_deref())).await;
                 self.metrics.lease_write(created.is_ok());
                 created.map(Ensured::Created)
             }
@@ -162,7 +169,8 @@ impl Leaser {
         let mut tries = 0;
         loop {
             self.server.pause(pause).await;
-            let written = self.server.replace_lease(&self.next(Some(&base))).await;
+            let node_uid = self.node_uid.borrow().clone();
+            let written = self.server.replace_lease(&self.next(Some(&base), node_uid.as_deref())).await;
             self.metrics.lease_write(written.is_ok());
             tries += 1;
             match written {
@@ -188,10 +196,22 @@ impl Leaser {
     }
 }
 
+/// What a period's work came to.
+enum Round {
+    Done,
+    /// There is no Node that a new lease could belong to; `gone`: the uid of the one that there was.
+    NoNode {
+        gone: Option<String>,
+    },
+}
+
 enum Ensured {
     Created(Lease),
     There(Lease),
-    NoNode,
+    /// As [`Round::NoNode`].
+    NoNode {
+        gone: Option<String>,
+    },
 }
 
 #[cfg(test)]

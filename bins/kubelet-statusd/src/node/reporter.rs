@@ -57,7 +57,7 @@ pub struct Reporter {
     /// Is told the addresses that were found out last.
     pub addresses: watch::Sender<Vec<NodeAddress>>,
     pub clock: Clock,
-    /// Tells the other processes that the Node is registered.
+    /// Tells the other loops that the Node stands; none: there is none, or it has gone.
     pub node_uid: watch::Sender<Option<String>>,
     /// What this start of the kubelet has done before.
     pub starts: Starts,
@@ -204,6 +204,8 @@ impl Reporter {
                     tracing::warn!(%error, attempt, "the node's status was not written");
                     if matches!(&error, WriteError::Request(error) if error.is_not_found()) {
                         memory.node = None;
+                        // Nothing new may belong to it.
+                        self.node_uid.send_replace(None);
                     }
                     let final_here = match &error {
                         WriteError::Request(error) => error.is_not_found() || error.is_overload(),
