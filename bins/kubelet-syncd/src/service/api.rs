@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::fits::fitting;
+use super::named_pod::{self, Meant};
 use super::node_view::NodeView;
 use crate::hub::events::EventRing;
 use crate::hub::pods::{Change, PodHub};
@@ -40,22 +41,6 @@ impl std::fmt::Debug for SyncdApi {
     }
 }
 
-impl SyncdApi {
-    /// Whether a pod that is not known may be one of this node all the same: after a start its source has not delivered yet,
-    /// or it is on its way from there.
-    fn may_come(&self, wanted: &api::GetPodRequest) -> bool {
-        let Some(sources) = self.node.sources() else { return true };
-        let named = |pod: &kubelet_model::v1::Pod| {
-            let metadata = &pod.metadata;
-            let namespace = metadata.namespace.as_deref().unwrap_or("default");
-            metadata.uid.as_deref() == Some(wanted.name.as_str())
-                || (metadata.name.as_deref() == Some(wanted.name.as_str())
-                    && (wanted.namespace.is_empty() || namespace == wanted.namespace))
-        };
-        !sources.all_ready() || sources.pods().iter().any(|pod| named(pod))
-    }
-}
-
 #[tonic::async_trait]
 impl Pods for SyncdApi {
     type ListStream = Answer<api::PodState>;
@@ -70,14 +55,15 @@ impl Pods for SyncdApi {
 
     async fn get(&self, request: Request<api::GetPodRequest>) -> Result<Response<api::PodState>, Status> {
         let wanted = request.into_inner();
-        let named = |state: &&Arc<api::PodState>| {
-            state.uid == wanted.name
-                || (state.name == wanted.name && (wanted.namespace.is_empty() || state.namespace == wanted.namespace))
-        };
-        match self.pods.list().iter().find(named) {
-            Some(state) => Ok(Response::new(fitting(state))),
-            None if self.may_come(&wanted) => Err(Status::unavailable("kubelet-syncd does not know all pods yet")),
-            None => Err(Status::not_found(format!("no pod {}/{} on this node", wanted.namespace, wanted.name))),
+        let sources = self.node.sources();
+        let desired = sources.as_ref().map(|sources| sources.pods()).unwrap_or_default();
+        let all_ready = sources.is_some_and(|sources| sources.all_ready());
+        match named_pod::meant(&wanted, &self.pods.list(), &desired, all_ready) {
+            Meant::Pod(state) => Ok(Response::new(fitting(state))),
+            Meant::MayCome => Err(Status::unavailable("kubelet-syncd does not know all pods yet")),
+            Meant::Nothing => {
+                Err(Status::not_found(format!("no pod {}/{} on this node", wanted.namespace, wanted.name)))
+            }
         }
     }
 

@@ -6,6 +6,7 @@ pub mod evictions;
 mod fits;
 pub mod images;
 pub mod logs;
+mod named_pod;
 pub mod node_view;
 pub mod ooms;
 pub mod pod_resources;
