@@ -27,19 +27,13 @@ pub struct NodeInfo {
 }
 
 impl NodeInfo {
-    /// `node`: as last seen; None before it is registered, then what it will have is made up from the command line.
+    /// `name`: with `--hostname-override`. `node`: as last seen; None before it is registered, then what it will have is made up from the command line.
     /// `own`: amounts that this process knows; they win over what the object says, which may be from before a restart.
-    pub fn of(
-        name: &str,
-        hostname: &str,
-        flag_labels: &BTreeMap<String, String>,
-        node: Option<&Node>,
-        own: Amounts,
-    ) -> Self {
+    pub fn of(name: &str, flag_labels: &BTreeMap<String, String>, node: Option<&Node>, own: Amounts) -> Self {
         let mut labels = node.and_then(|n| n.metadata.labels.clone()).unwrap_or_else(|| flag_labels.clone());
         // Whatever the object says, this is what it is (upstream rejectPodAdmissionBasedOnOSSelector).
         labels.insert(OS_LABEL.to_owned(), OS.to_owned());
-        for (key, value) in [("kubernetes.io/arch", go_arch()), ("kubernetes.io/hostname", hostname)] {
+        for (key, value) in [("kubernetes.io/arch", go_arch()), ("kubernetes.io/hostname", name)] {
             labels.entry(key.to_owned()).or_insert_with(|| value.to_owned());
         }
         let status = node.and_then(|n| n.status.as_ref());

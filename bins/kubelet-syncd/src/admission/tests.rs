@@ -45,7 +45,7 @@ fn node() -> NodeInfo {
     ]
     .into();
     let labels = BTreeMap::from([("zone".to_owned(), "a".to_owned()), ("cores".to_owned(), "8".to_owned())]);
-    NodeInfo::of("node-a", "node-a", &labels, None, own)
+    NodeInfo::of("node-a", &labels, None, own)
 }
 
 fn settings() -> Settings {
@@ -131,9 +131,9 @@ fn what_the_node_object_says_of_amounts() {
                    "features": {"supplementalGroupsPolicy": false}}}))
     .unwrap();
     let own: Amounts = [("cpu".to_owned(), Quantity::from_i64(2))].into();
-    let node = NodeInfo::of("n", "host", &BTreeMap::new(), Some(&object), own);
+    let node = NodeInfo::of("n", &BTreeMap::new(), Some(&object), own);
     assert_eq!(["cpu", "example.com/thing"].map(|r| node.capacity(r)), [Some(2000), Some(2)]);
-    assert_eq!((&*node.labels["kubernetes.io/os"], &*node.labels["kubernetes.io/hostname"]), ("linux", "host"));
+    assert_eq!((&*node.labels["kubernetes.io/os"], &*node.labels["kubernetes.io/hostname"]), ("linux", "n"));
     let out = |pod: &Pod| text(&admit(pod, &[], &node, &settings(), Context::default()));
     assert_eq!(
         out(&is_static(&wanting("p", json!({"ephemeral-storage": "2Gi"})))),

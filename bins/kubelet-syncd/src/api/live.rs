@@ -168,7 +168,8 @@ pub fn initial_node(
 ) -> Node {
     let arch = go_arch();
     let mut labels: BTreeMap<String, String> = [
-        ("kubernetes.io/hostname", config.hostname.as_str()),
+        // Upstream's nodeutil.GetHostname: `--hostname-override` before the machine's own.
+        ("kubernetes.io/hostname", config.node_name.as_str()),
         ("kubernetes.io/os", "linux"),
         ("kubernetes.io/arch", arch),
         ("beta.kubernetes.io/os", "linux"),
@@ -280,6 +281,15 @@ impl Objects for ApiObjects {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_that_is_not_there_yet_has_its_overridden_name() {
+        let mut config = NodeConfig::for_tests(std::path::Path::new("/nowhere"));
+        config.node_name = bulkhead_types::NodeName::parse("other").unwrap();
+        let node = initial_node(&config, &BTreeMap::new(), &BTreeMap::new());
+        assert_eq!(node.metadata.name.as_deref(), Some("other"));
+        assert_eq!(node.metadata.labels.unwrap()["kubernetes.io/hostname"], "other");
+    }
 
     #[test]
     fn how_long_objects_may_be_kept() {

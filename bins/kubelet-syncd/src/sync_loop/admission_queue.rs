@@ -389,7 +389,7 @@ impl SyncLoop {
         own.insert("pods".to_owned(), Quantity::from_i64(config.pod_capacity(capacity.cpus)));
         let node = self.node_labels.borrow().clone();
         let labels = &config.flags.node_labels;
-        let mut info = NodeInfo::of(config.node_name.as_str(), &config.hostname, labels, node.as_deref(), own);
+        let mut info = NodeInfo::of(config.node_name.as_str(), labels, node.as_deref(), own);
         let health = self.node.health.borrow();
         if health.known {
             info.supplemental_groups_policy = Some(health.supplemental_groups_policy.unwrap_or_default());
