@@ -140,12 +140,12 @@ impl Record {
                 Some(Answer::Denied { reason, message }) => {
                     let text =
                         format!("PodCertificateRequest {object} was denied, reason={reason:?}, message={message:?}");
-                    acts.extend([self.refuse("denied", &reason, &message), Act::Say(reason, text)]);
+                    acts.extend([self.refuse("denied", &reason, &message), Act::Say("Denied".to_owned(), text)]);
                     return acts;
                 }
                 Some(Answer::Failed { reason, message }) => {
                     let text = format!("PodCertificateRequest {object} failed, reason={reason:?}, message={message:?}");
-                    acts.extend([self.refuse("failed", &reason, &message), Act::Say(reason, text)]);
+                    acts.extend([self.refuse("failed", &reason, &message), Act::Say("Failed".to_owned(), text)]);
                     return acts;
                 }
                 Some(Answer::Issued { chain, refresh, not_after }) => {
@@ -250,20 +250,22 @@ mod tests {
 
     #[test]
     fn a_refusal_is_for_good() {
-        for (answer, state, text) in [
+        for (answer, state, event, text) in [
             (
                 Answer::Denied { reason: "No".into(), message: "never".into() },
                 "denied",
+                "Denied",
                 "PodCertificateRequest ns/a was denied, reason=\"No\", message=\"never\"",
             ),
             (
                 Answer::Failed { reason: "No".into(), message: "never".into() },
                 "failed",
+                "Failed",
                 "PodCertificateRequest ns/a failed, reason=\"No\", message=\"never\"",
             ),
         ] {
             let mut record = Record { pending: pending("a", 10), ..Record::default() };
-            assert_eq!(record.step(at(0), Some(answer), "ns/a", NONE), [Act::Tell, say("No", text)]);
+            assert_eq!(record.step(at(0), Some(answer), "ns/a", NONE), [Act::Tell, say(event, text)]);
             assert_eq!(record.metrics_state(at(0)), state);
             let why = format!("PodCertificateRequest was permanently {state}: reason=\"No\" message=\"never\"");
             assert_eq!(record.shown().unwrap_err(), why);
