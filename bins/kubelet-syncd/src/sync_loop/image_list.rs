@@ -1,17 +1,18 @@
-//! Which images the node has, as its status names them: read when one was pulled or removed, and seldom otherwise.
+//! Which images the node has, as its status names them: read when one was pulled or removed, and now and then.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use bulkhead_cri::{CriClient, v1};
+use bulkhead_cri::v1;
 use bulkhead_ipc::syncd as api;
+use kubelet_images::ImageService;
 use tokio::sync::{Notify, watch};
 
 use super::runtime_health::RuntimeHealth;
 use crate::hub::EventRing;
 
-/// Pause after an answer: others may pull and remove images, too.
-const PAUSE: Duration = Duration::from_secs(300);
+/// Pause after an answer: others may pull and remove images, too (upstream `pkg/kubelet/images/image_gc_manager.go`, Start).
+const PAUSE: Duration = Duration::from_secs(30);
 const RETRY: Duration = Duration::from_secs(10);
 /// Pulls are gathered for so long before the list is read again.
 const GATHER: Duration = Duration::from_secs(1);
@@ -34,8 +35,8 @@ pub fn node_images(images: &[v1::Image], max: i32) -> Vec<api::NodeImage> {
 }
 
 /// Reads the list for ever. A pull is known by its event; `removed`: garbage collection has removed one.
-pub async fn follow(
-    client: CriClient,
+pub async fn follow<S: ImageService>(
+    service: S,
     mut health: watch::Receiver<RuntimeHealth>,
     ring: Arc<EventRing>,
     removed: Arc<Notify>,
@@ -48,7 +49,7 @@ pub async fn follow(
         if health.wait_for(|health| health.ready).await.is_err() {
             return;
         }
-        let pause = match client.list_images(v1::ListImagesRequest { filter: None }).await {
+        let pause = match service.list_images().await {
             Ok(reply) => {
                 let now: Arc<[api::NodeImage]> = node_images(&reply.images, max).into();
                 images.send_if_modified(|known| {
@@ -95,6 +96,8 @@ async fn pulled(ring: &EventRing, events: &mut watch::Receiver<u64>, position: &
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bulkhead_cri::CriError;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
     fn largest_first_digests_before_tags() {
@@ -117,6 +120,38 @@ mod tests {
         assert_eq!(shown(-1), ["3 d1,d2,d3,t1,t2", "2 two", "2 ", "1 one"]);
         assert_eq!(shown(2), ["3 d1,d2,d3,t1,t2", "2 two"]);
         assert!(shown(0).is_empty());
+    }
+
+    /// A runtime whose images others pull and remove: one more at each look.
+    struct Growing(AtomicUsize);
+
+    impl ImageService for Growing {
+        async fn image_status(&self, _: v1::ImageStatusRequest) -> Result<v1::ImageStatusResponse, CriError> {
+            std::future::pending().await
+        }
+
+        async fn pull_image(&self, _: v1::PullImageRequest) -> Result<v1::PullImageResponse, CriError> {
+            std::future::pending().await
+        }
+
+        async fn list_images(&self) -> Result<v1::ListImagesResponse, CriError> {
+            let images = vec![v1::Image::default(); self.0.fetch_add(1, Ordering::Relaxed) + 1];
+            Ok(v1::ListImagesResponse { images })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_others_do_is_seen_within_half_a_minute() {
+        let (_health, ready) = watch::channel(RuntimeHealth { ready: true, ..RuntimeHealth::default() });
+        let (sender, images) = watch::channel(Arc::from([]));
+        let ring = Arc::new(EventRing::new(7));
+        tokio::spawn(follow(Growing(AtomicUsize::new(0)), ready, ring, Arc::new(Notify::new()), -1, sender));
+        let mut seen = Vec::new();
+        for seconds in [1, 28, 4] {
+            tokio::time::sleep(Duration::from_secs(seconds)).await;
+            seen.push(images.borrow().len());
+        }
+        assert_eq!(seen, [1, 1, 2]);
     }
 
     #[tokio::test]
