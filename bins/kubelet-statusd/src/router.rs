@@ -150,7 +150,7 @@ impl Router {
             Route::Summary => summary::serve(&self.peers, request).await,
             Route::Pods => views::pods(&self.peers).await,
             Route::RunningPods => views::running_pods(&self.peers).await,
-            Route::Configz => views::configz(&self.config),
+            Route::Configz => views::configz(&self.config, &self.peers).await,
             Route::FlagsVerbosity => views::flags_v(&self.peers, request).await,
             Route::Flagz => views::flagz(&self.config, &request),
             Route::Statusz => views::statusz(&self.config, &self.switches, &request),

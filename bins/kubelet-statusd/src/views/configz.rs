@@ -1,12 +1,27 @@
 //! `/configz`: the configuration in force, as the API's KubeletConfiguration.
 
-use bulkhead_config::KubeletConfiguration;
 use bulkhead_config::kubelet::{API_VERSION, KIND};
+use bulkhead_config::{KubeletConfiguration, NodeConfig};
 
 use super::go_json;
 
 /// What a header of the manifest URL is shown as: it may be a secret, and who may read the configuration need not have it.
 const MASKED: &str = "<masked>";
+
+/// The configuration with what the kubelet has found out since: `driver`, the cgroup driver that the runtime told (empty: none), and
+/// where its own serving pair lies (upstream `cmd/kubelet/app/server.go`, getCgroupDriverFromCRI and InitializeTLS).
+pub fn in_force(config: &NodeConfig, driver: &str) -> KubeletConfiguration {
+    let mut shown = config.kubelet.clone();
+    if !driver.is_empty() {
+        driver.clone_into(&mut shown.cgroup_driver);
+    }
+    let pair = config.serving_pair();
+    if pair.own {
+        shown.tls_cert_file = pair.certificate.display().to_string();
+        shown.tls_private_key_file = pair.key.display().to_string();
+    }
+    shown
+}
 
 /// The document.
 ///
@@ -33,6 +48,26 @@ mod tests {
         let mut parsed: serde_json::Value = serde_json::from_str(golden).unwrap();
         let config: KubeletConfiguration = serde_json::from_value(parsed["kubeletconfig"].take()).unwrap();
         assert_eq!(document(&config).unwrap(), golden);
+    }
+
+    #[test]
+    fn what_was_found_out_is_shown() {
+        let mut config = NodeConfig::for_tests(std::path::Path::new("/t"));
+        config.flags.cert_dir = "/pki".into();
+        config.kubelet.cgroup_driver = "systemd".to_owned();
+        let shown = |config: &NodeConfig, driver: &str| {
+            let shown = in_force(config, driver);
+            [shown.cgroup_driver, shown.tls_cert_file, shown.tls_private_key_file]
+        };
+        assert_eq!(shown(&config, "cgroupfs"), ["cgroupfs", "/pki/kubelet.crt", "/pki/kubelet.key"]);
+        assert_eq!(shown(&config, "")[0], "systemd", "the runtime does not tell");
+        config.kubelet.tls_cert_file = "/a.crt".to_owned();
+        config.kubelet.tls_private_key_file = "/a.key".to_owned();
+        assert_eq!(shown(&config, "")[1..], ["/a.crt", "/a.key"]);
+        let mut asking = NodeConfig::for_tests(std::path::Path::new("/t"));
+        asking.kubelet.server_tls_bootstrap = true;
+        asking.flags.kubeconfig = "/k".into();
+        assert_eq!(shown(&asking, "")[1..], ["", ""], "it asks for one");
     }
 
     #[test]

@@ -26,9 +26,10 @@ pub async fn running_pods(peers: &Peers) -> Answer {
     pods::running(peers).await
 }
 
-/// `/configz`.
-pub fn configz(config: &NodeConfig) -> Answer {
-    match configz::document(&config.kubelet) {
+/// `/configz`. Without kubelet-syncd, which knows what the runtime has told, as it is configured.
+pub async fn configz(config: &NodeConfig, peers: &Peers) -> Answer {
+    let driver = peers.node().await.map(|node| node.cgroup_driver).unwrap_or_default();
+    match configz::document(&configz::in_force(config, &driver)) {
         Ok(document) => answer::json(document),
         Err(error) => answer::text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
     }

@@ -241,6 +241,7 @@ impl NodeView {
             shutting_down: first.preparing.borrow().unwrap_or(false),
             device_registration_error: parts.device_registration_error.clone(),
             node_allocatable_enforced: parts.node.as_ref().is_some_and(|node| node.cgroups.limits_pods()),
+            cgroup_driver: parts.node.as_ref().map(|node| node.cgroups.driver.clone()).unwrap_or_default(),
             ..api::NodeState::default()
         }
     }
