@@ -469,6 +469,33 @@ fn volumes_outlive_the_processes_that_made_them_and_end_with_their_pods() -> Res
     member.node.finish()
 }
 
+#[test]
+fn a_container_starts_again_with_the_files_of_a_secret_that_has_gone() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let objects = [config_map("cm", &json!({"k": "1"})), secret("sec", "Opaque", &json!({"k": "1"}))];
+    let member = Member::start(&lab, &objects, |node| node)?;
+    let (volumes, mounts) = mounted(&[("cm", cm(json!({}))), ("sec", sec(json!({})))]);
+    member.create("pod", &json!({"volumes": volumes, "containers": [{"name": "main", "volumeMounts": mounts}]}))?;
+    let pod = member.wait_ready("pod")?;
+    member.cluster.delete("secrets", "default", "sec", None)?;
+    member.cluster.patch("configmaps", "default", "cm", &json!({"data": {"k": "2"}}))?;
+    // The pod is prepared anew in another life of volnetd.
+    member.node.kill_daemon("kubelet-volnetd")?;
+    let shown = ["sh", "-c", "cat /v/cm/k /v/sec/k"];
+    member.wait_exec("pod", "main", &shown, "21")?;
+    let text = "MountVolume.SetUp failed for volume \"sec\" : secret \"sec\" not found";
+    member.wait_event("pod", "FailedMount", |message| message == text)?;
+    let container = pod["status"]["containerStatuses"][0]["containerID"].as_str().context("no container")?;
+    let id = container.strip_prefix("containerd://").context("no id")?;
+    processes::signal(member.node.cri()?.pid(id)?, Signal::SIGKILL);
+    member.wait("pod", "it has restarted", |pod| {
+        let status = &pod["status"]["containerStatuses"][0];
+        status["restartCount"] == 1 && status["ready"] == true
+    })?;
+    member.wait_exec("pod", "main", &shown, "21")?;
+    member.node.finish()
+}
+
 fn set(member: &Member, value: &str) -> Result<()> {
     member.cluster.patch("configmaps", "default", "cm", &json!({"data": {"k": value}}))?;
     member.cluster.patch("secrets", "default", "sec", &json!({"stringData": {"k": value}}))?;

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::volumes::back_off::MountBackOff;
 use crate::volumes::set_up::ContentHashes;
+use crate::volumes::set_up_once::SetUpOnce;
 use kubelet_model::pod::model::RuntimePod;
 use kubelet_runtime::runtime::container_config::MountedVolumes;
 use kubelet_runtime::runtime::result::{ActionResult, SyncResult};
@@ -64,7 +65,9 @@ pub struct WorkerFacts {
     pub first_seen: Option<Instant>,
     /// When the pod's newest sandbox stood.
     pub sandbox_made: Option<Instant>,
-    pub prepared: Option<Prepared>,
+    prepared: Option<Prepared>,
+    /// What stays of the pod's volumes where preparing it again fails.
+    pub set_up: SetUpOnce,
     /// The pod waits for its volumes.
     pub mounting: Option<MountBackOff>,
     /// Why the last attempts to start containers failed.
@@ -99,6 +102,21 @@ impl WorkerFacts {
     pub fn prepared(&mut self, pod: &Arc<Pod>, epoch: Epoch) -> Option<Prepared> {
         self.replace_pod(pod);
         self.prepared.clone().filter(|prepared| prepared.epoch == epoch && Arc::ptr_eq(&prepared.pod, pod))
+    }
+
+    pub fn set_prepared(&mut self, prepared: Prepared) {
+        self.set_up.show(&prepared.contents, prepared.tokens_renew);
+        self.prepared = Some(prepared);
+    }
+
+    /// The next sync prepares the pod again.
+    pub fn drop_prepared(&mut self) {
+        self.prepared = None;
+    }
+
+    /// When the first token that the pod's volumes show is to be replaced.
+    pub fn tokens_renew(&self) -> Option<jiff::Timestamp> {
+        self.prepared.as_ref()?.tokens_renew
     }
 
     /// What was made for another version of the pod with the same spec is for this one too: a status or a label that changes

@@ -12,7 +12,9 @@ use kubelet_model::v1::Pod;
 use tokio::time::Instant;
 
 use super::pod_records::{Incarnation, PodRecord, PodRecords, Prepared};
+use crate::volumes::VolumeError;
 use crate::volumes::back_off::{MountBackOff, MountRetry};
+use crate::volumes::set_up::Outcomes;
 use kubelet_model::pod::model::RuntimePod;
 use kubelet_model::pod::spec::is_phase_terminal;
 use kubelet_runtime::runtime::result::SyncResult;
@@ -117,15 +119,25 @@ impl PodTable {
 
     /// When the first token that the pod's volumes show is to be replaced.
     pub fn tokens_renew(&self, uid: &PodUid) -> Option<jiff::Timestamp> {
-        self.records().get(uid)?.worker.prepared.as_ref()?.tokens_renew
+        self.records().get(uid)?.worker.tokens_renew()
     }
 
     pub fn set_prepared(&self, uid: &PodUid, prepared: Prepared) {
-        self.with_record(uid, |record| record.worker.prepared = Some(prepared));
+        self.with_record(uid, |record| record.worker.set_prepared(prepared));
     }
 
     pub fn drop_prepared(&self, uid: &PodUid) {
-        self.with_record(uid, |record| record.worker.prepared = None);
+        self.with_record(uid, |record| record.worker.drop_prepared());
+    }
+
+    /// See [`SetUpOnce::settle`](crate::volumes::set_up_once::SetUpOnce::settle).
+    pub fn volumes_set_up(
+        &self,
+        uid: &PodUid,
+        outcomes: &mut Outcomes,
+        tokens_renew: &mut Option<jiff::Timestamp>,
+    ) -> Vec<VolumeError> {
+        self.with_record(uid, |record| record.worker.set_up.settle(outcomes, tokens_renew)).unwrap_or_default()
     }
 
     /// The pod's volumes could not be had, for these reasons. `None`: the pod is forgotten.

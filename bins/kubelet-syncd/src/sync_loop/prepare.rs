@@ -69,7 +69,9 @@ impl PodSyncer {
         if let Err(error) = folders {
             return Err(self.volnetd_failed("making the pod's folders", &error));
         }
-        let (mut outcomes, tokens_renew) = outcomes?;
+        let (mut outcomes, mut tokens_renew) = outcomes?;
+        let stale = self.node.pods.volumes_set_up(&self.uid, &mut outcomes, &mut tokens_renew);
+        self.files_stay(pod, &stale);
         self.node.volume_manager.folders_ready(&self.uid);
         view::volumes(&self.node, &self.uid, &outcomes);
         self.node.hub.modify_known(&self.uid, |state| state.cgroup.clone_from(&cgroup.cgroup_parent));
@@ -132,17 +134,22 @@ impl PodSyncer {
         if (&prepared.contents, prepared.tokens_renew) != (&before.0, before.1) {
             self.node.pods.set_prepared(&self.uid, prepared.clone());
         }
+        self.files_stay(pod, &errors);
+        Ok(prepared)
+    }
+
+    /// Says why volumes do not show the newest files.
+    fn files_stay(&self, pod: &Pod, errors: &[VolumeError]) {
         for error in errors {
             if error.is_transient() {
                 tracing::debug!(
-                    error = &error as &dyn std::error::Error,
+                    error = error as &dyn std::error::Error,
                     "files of a volume stay as they are until the next look"
                 );
             } else {
                 self.event(pod, EventType::Warning, "FailedMount", error.event_message());
             }
         }
-        Ok(prepared)
     }
 
     async fn objects_of(&self, pod: &Pod, plans: &[VolumePlan]) -> Step<NamedObjects> {
