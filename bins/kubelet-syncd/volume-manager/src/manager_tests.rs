@@ -28,6 +28,8 @@ use crate::selinux::SeLinuxMount;
 mod expansion;
 #[path = "manager_flex_tests.rs"]
 mod flexvolume;
+#[path = "manager_found_tests.rs"]
+mod found;
 #[path = "manager_selinux_tests.rs"]
 mod selinux;
 
@@ -327,6 +329,15 @@ impl VolumeVerbs for End {
     fn commit_publish(&self, request: api::CommitPublishRequest) -> Reply<'_, api::CommitPublishReply> {
         self.0.say("CommitPublish");
         // As a volume of many files.
+        let does = lock(&self.0.script).get_mut("CommitPublish").and_then(VecDeque::pop_front);
+        if let Some(Does::Fail(source)) = does {
+            let refused = if source.code() == tonic::Code::Unavailable {
+                VolnetdError::Away { verb: "commit_publish", source }
+            } else {
+                VolnetdError::Refused { verb: "commit_publish", source }
+            };
+            return async { Err(refused) }.boxed();
+        }
         let takes = Duration::from_secs(if request.fs_group == Some(100) { 100 } else { 0 });
         let key = (request.pod_uid, handle(request.device.as_ref()));
         if let Some(published) = lock(&self.0.published).get_mut(&key) {
@@ -705,33 +716,6 @@ async fn a_pod_that_has_ended_before_its_volumes_are_listed() {
     assert!(outside.log().contains(&"NodeUnpublishVolume".to_owned()), "{:?}", outside.log());
 }
 
-/// A driver may have staged or published, in a life before this one, what it refuses now: its opposite calls follow with the pod's
-/// end.
-#[tokio::test(start_paused = true)]
-async fn what_was_found_is_not_gone_because_it_is_refused() {
-    for call in ["NodeStageVolume", "NodePublishVolume"] {
-        let outside = Outside::new();
-        mount_pod(&outside.manager(), "a").await;
-        lock(&outside.staged).values_mut().for_each(|staged| staged.1 = false);
-        lock(&outside.published).values_mut().for_each(|published| published.1 = false);
-        lock(&outside.log).clear();
-        outside.will(call, Does::Fail(Status::invalid_argument("no")));
-        let manager = outside.manager();
-        begin(&manager, "a").await;
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        let log = outside.log();
-        assert!(log.contains(&call.to_owned()), "{log:?}");
-        assert!(!log.iter().any(|line| line == "EndStage" || line == "EndPublish"), "{call}: {log:?}");
-        manager.end(&uid("a"));
-        manager.unmounted(&uid("a"), LONG).await.unwrap();
-        manager.in_use().wait_for(|in_use| in_use.names.is_empty()).await.unwrap();
-        let log = outside.log();
-        for opposite in ["NodeUnpublishVolume", "NodeUnstageVolume"] {
-            assert!(log.contains(&opposite.to_owned()), "{call}: {log:?}");
-        }
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_hanging_driver_is_said_with_its_deadline() {
     let outside = Outside::new();
@@ -786,37 +770,6 @@ async fn a_driver_that_registers_is_called_at_once() {
     outside.registered.send_modify(|count| *count += 1);
     manager.mounted(&uid("a"), LONG).await.unwrap();
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
-}
-
-/// Another life of this process finds what is mounted, and calls no driver for it; what was uncertain is called again.
-#[tokio::test(start_paused = true)]
-async fn a_restart_adopts_what_is_there() {
-    let outside = Outside::new();
-    mount_pod(&outside.manager(), "a").await;
-    lock(&outside.log).clear();
-    let manager = outside.manager();
-    mount_pod(&manager, "a").await;
-    assert_eq!(outside.log(), ["CommitPublish"]);
-    lock(&outside.log).clear();
-    lock(&outside.published).values_mut().for_each(|published| published.1 = false);
-    mount_pod(&outside.manager(), "a").await;
-    assert_eq!(outside.log(), ["NodeGetCapabilities", "PreparePublish", "NodePublishVolume", "CommitPublish"]);
-}
-
-/// A pod whose claim cannot be read has not said what it wants of what a start has found: that is waited for, for a while.
-#[tokio::test(start_paused = true)]
-async fn what_was_found_stays_while_a_claim_cannot_be_read() {
-    let outside = Outside::new();
-    mount_pod(&outside.manager(), "a").await;
-    lock(&outside.published).clear();
-    let manager = outside.manager();
-    let (a, pod) = (uid("a"), pod_of("a", "unbound"));
-    manager.await_pods([(&a, &*pod)].into_iter());
-    manager.want(&a, &pod).await;
-    tokio::time::sleep(POPULATED_WITHIN / 2).await;
-    assert_eq!(lock(&outside.staged).len(), 1);
-    tokio::time::sleep(POPULATED_WITHIN).await;
-    assert!(lock(&outside.staged).is_empty());
 }
 
 /// Nothing of a pod that nobody has named yet is touched; once it is known to be gone, all of it goes.

@@ -216,17 +216,18 @@ impl Mount<'_> {
     }
 
     async fn csi(&self, source: &CsiSource) -> Result<(), Failure> {
-        let before = {
-            let world = self.context.world();
-            let volume = world.actual.volumes.get(self.volume);
-            Before {
-                staged: volume.map(|volume| volume.staged).unwrap_or_default(),
-                published: volume.and_then(|v| v.pods.get(self.uid)).map(|pod| pod.presence).unwrap_or_default(),
-            }
-        };
+        let mut before = self.before();
         if before.published == Presence::Yes && !self.remount {
             // Found after a start: the driver has done it, and it was committed. What is missing is what the runtime is told.
-            return self.commit_publish(source, None).await;
+            match self.commit_publish(source, None).await {
+                Err(failure) if !failure.away => {
+                    tracing::warn!(volume = %self.volume, "a mount that was found is not used, its driver is called again: {}",
+                        failure.text);
+                    self.doubt();
+                    before = self.before();
+                }
+                committed => return committed,
+            }
         }
         let facts = self.facts(&source.driver)?;
         self.one_of_its_pods()?;
@@ -254,6 +255,28 @@ impl Mount<'_> {
             (true, Presence::No | Presence::Uncertain) => self.stage(source, can, &context).await?,
         };
         self.publish(source, can, &facts, context, staging_path, before).await
+    }
+
+    fn before(&self) -> Before {
+        let world = self.context.world();
+        let volume = world.actual.volumes.get(self.volume);
+        Before {
+            staged: volume.map(|volume| volume.staged).unwrap_or_default(),
+            published: volume.and_then(|v| v.pods.get(self.uid)).map(|pod| pod.presence).unwrap_or_default(),
+        }
+    }
+
+    /// The kernel still lists what was found, but it may be dead (a driver's process that served it has gone): whoever made it makes it
+    /// again, as upstream has it done with all that it finds.
+    fn doubt(&self) {
+        let mut world = self.context.world();
+        let Some(volume) = world.actual.volumes.get_mut(self.volume) else { return };
+        if volume.staged == Presence::Yes {
+            volume.staged = Presence::Uncertain;
+        }
+        if let Some(published) = volume.pods.get_mut(self.uid) {
+            published.presence = Presence::Uncertain;
+        }
     }
 
     fn staging_path(&self) -> String {
