@@ -30,6 +30,8 @@ mod expansion;
 mod flexvolume;
 #[path = "manager_found_tests.rs"]
 mod found;
+#[path = "manager_host_path_tests.rs"]
+mod host_path;
 #[path = "manager_selinux_tests.rs"]
 mod selinux;
 
@@ -53,6 +55,8 @@ struct Outside {
     disks: Mutex<BTreeSet<String>>,
     /// What a FlexVolume driver says it can do; the claim's volume is its. `None`: there is none, and the volume is CSI's.
     flex: Mutex<Option<FlexCapabilities>>,
+    /// Parts of the claim's volume, which is a path of the host. Null: it is CSI's.
+    host_path: Mutex<serde_json::Value>,
     events: Mutex<Vec<String>>,
     epoch: watch::Sender<u64>,
     node: watch::Sender<Option<Arc<Node>>>,
@@ -104,6 +108,7 @@ impl Outside {
             published: Mutex::default(),
             disks: Mutex::default(),
             flex: Mutex::default(),
+            host_path: Mutex::default(),
             events: Mutex::default(),
             epoch: watch::Sender::new(1),
             node: watch::Sender::new(Some(Arc::new(serde_json::from_value(node).unwrap()))),
@@ -491,6 +496,11 @@ impl ClusterReader for End {
         let size = lock(&self.0.growth).volume;
         if !size.is_empty() {
             volume["spec"]["capacity"] = json!({"storage": size});
+        }
+        if !lock(&self.0.host_path).is_null() {
+            let spec = volume["spec"].as_object_mut().unwrap();
+            spec.remove("csi");
+            spec.extend(lock(&self.0.host_path).as_object().unwrap().clone());
         }
         async move { Ok(Arc::new(serde_json::from_value(volume).unwrap())) }.boxed()
     }

@@ -35,12 +35,7 @@ pub fn request(
     source: &FlexSource,
     device: String,
 ) -> Result<api::SetUpFlexRequest, Failure> {
-    if spec.block {
-        return Err(Failure::new(Phase::NewMounter, format!("no block volume plugin matched: {}", source.driver)));
-    }
-    if !spec.mount_options.is_empty() {
-        return Err(Failure::new(Phase::MountOptions, "Mount options are not supported for this volume type"));
-    }
+    super::is_plain(spec, &source.driver)?;
     let info = secrets::pod_info(pod);
     Ok(api::SetUpFlexRequest {
         pod_uid: uid.to_string(),

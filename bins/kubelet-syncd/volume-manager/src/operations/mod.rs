@@ -22,6 +22,7 @@ use kubelet_model::objects::ObjectError;
 use tonic::Code;
 
 use self::csi_words::Act;
+use crate::spec::VolumeSpec;
 
 /// Upstream's step, which the message begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,11 +79,25 @@ impl Phase {
     pub fn reason(self, block: bool) -> &'static str {
         match self {
             Phase::Attach => "FailedAttachVolume",
-            Phase::MountOptions => "UnsupportedMountOption",
             _ if block && self != Phase::NodeAffinity => "FailedMapVolume",
             _ => "FailedMount",
         }
     }
+}
+
+/// Of a kind that is neither a block volume nor mounted with options of a PersistentVolume's (upstream SupportsMountOption and
+/// FindMapperPluginBySpec, of which the latter's failure is in the log alone).
+///
+/// # Errors
+/// It is to be one, or has some.
+fn is_plain(spec: &VolumeSpec, plugin: &str) -> Result<(), Failure> {
+    if spec.block {
+        return Err(Failure::new(Phase::NewMounter, format!("no block volume plugin matched: {plugin}")));
+    }
+    if !spec.mount_options.is_empty() {
+        return Err(Failure::new(Phase::MountOptions, "mount options are not supported for this volume type"));
+    }
+    Ok(())
 }
 
 /// Why an operation did not get through.

@@ -131,6 +131,7 @@ impl Mount<'_> {
                 Ok(())
             }
             Source::HostPath { path, kind } => {
+                super::is_plain(&self.spec, "kubernetes.io/host-path")?;
                 let kind = api::HostPathType::from_str_name(&host_path_type(kind));
                 let Some(kind) = kind else {
                     return Err(Failure::new(Phase::SetUp, "the hostPath's type is not known"));

@@ -1,0 +1,40 @@
+//! PersistentVolumes that are paths of the host.
+
+use super::*;
+
+/// A path of the host is mounted by nobody, and is no device.
+#[tokio::test(start_paused = true)]
+async fn a_path_of_the_host_has_no_options_and_is_no_block_volume() {
+    let refused = |step: &str, why: &str| format!("{step} for volume \"pv\" : {why}");
+    let options = "mount options are not supported for this volume type";
+    let block = "no block volume plugin matched: kubernetes.io/host-path";
+    for (volume, device, expected) in [
+        (
+            json!({"mountOptions": ["noexec"]}),
+            false,
+            refused("FailedMount MountVolume.MountOptionSupport check failed", options),
+        ),
+        (
+            json!({"volumeMode": "Block", "mountOptions": ["noexec"]}),
+            true,
+            refused("FailedMapVolume MapVolume.NewBlockVolumeMapper initialization failed", block),
+        ),
+    ] {
+        let outside = Outside::new();
+        let mut spec = volume;
+        spec["hostPath"] = json!({"path": "/srv"});
+        *lock(&outside.host_path) = spec;
+        let manager = outside.manager();
+        let mut pod = (*pod_of("a", "c")).clone();
+        if device {
+            let container = &mut pod.spec.as_mut().unwrap().containers[0];
+            container.volume_mounts = None;
+            container.volume_devices =
+                serde_json::from_value(json!([{"name": "data", "devicePath": "/dev/x"}])).unwrap();
+        }
+        manager.want(&uid("a"), &Arc::new(pod)).await;
+        manager.folders_ready(&uid("a"));
+        manager.mounted(&uid("a"), Duration::from_millis(100)).await.unwrap_err();
+        assert_eq!(outside.events(), [expected]);
+    }
+}
