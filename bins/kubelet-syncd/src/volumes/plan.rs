@@ -87,12 +87,10 @@ pub fn plan(pod: &Pod, memory: u64) -> Vec<VolumePlan> {
             let mounts = c.volume_mounts.iter().flatten().map(|m| m.name.as_str());
             mounts.chain(c.volume_devices.iter().flatten().map(|d| d.name.as_str()))
         })
-        .chain(
-            spec.ephemeral_containers
-                .iter()
-                .flatten()
-                .flat_map(|c| c.volume_mounts.iter().flatten().map(|m| m.name.as_str())),
-        )
+        .chain(spec.ephemeral_containers.iter().flatten().flat_map(|c| {
+            let mounts = c.volume_mounts.iter().flatten().map(|m| m.name.as_str());
+            mounts.chain(c.volume_devices.iter().flatten().map(|d| d.name.as_str()))
+        }))
         .collect();
     let requests = pod_requests(pod, true);
     let volumes = spec.volumes.iter().flatten().filter(|v| used.contains(v.name.as_str()));
@@ -263,6 +261,24 @@ mod tests {
         assert_eq!(claim, VolumeKind::Managed { kind: "persistentVolumeClaim" });
         let nfs = one(serde_json::json!({"nfs": {"server": "s", "path": "/p"}}), serde_json::json!({}));
         assert_eq!(nfs, VolumeKind::Managed { kind: "nfs" });
+    }
+
+    #[test]
+    fn what_any_container_mounts_or_has_as_a_device_is_planned() {
+        let claims = ["mounted", "device", "init", "debug", "debug-device", "declared"];
+        let volume = |name: &str| serde_json::json!({"name": name, "persistentVolumeClaim": {"claimName": name}});
+        let mount = |name: &str| serde_json::json!([{"name": name, "mountPath": format!("/{name}")}]);
+        let device = |name: &str| serde_json::json!([{"name": name, "devicePath": format!("/dev/{name}")}]);
+        let pod: Pod = serde_json::from_value(serde_json::json!({"spec": {
+            "containers": [{"name": "a", "volumeMounts": mount("mounted"), "volumeDevices": device("device")}],
+            "initContainers": [{"name": "b", "volumeMounts": mount("init")}],
+            "ephemeralContainers":
+                [{"name": "c", "volumeMounts": mount("debug"), "volumeDevices": device("debug-device")}],
+            "volumes": claims.map(volume),
+        }}))
+        .unwrap();
+        let planned: Vec<String> = plan(&pod, 1 << 30).iter().map(|plan| plan.name.to_string()).collect();
+        assert_eq!(planned, claims[..5]);
     }
 
     #[test]
