@@ -9,7 +9,7 @@ use kubelet_model::v1::Pod;
 use super::view;
 use super::work::{PodSyncer, Step, Stop};
 use crate::admission;
-use crate::pod_workers::Retry;
+use crate::pod_workers::{Retry, requeue};
 use crate::volumes::VolumeKind;
 use crate::volumes::set_up::{Outcomes, Ready};
 use kubelet_model::events::EventType;
@@ -49,6 +49,7 @@ impl PodSyncer {
     }
 
     async fn volumes_missing(&self, pod: &Pod, waiting: Waiting) -> Step<Stop> {
+        let event = event_of(&waiting);
         let Waiting { text, away, errors, .. } = waiting;
         let why = if errors.is_empty() { text.clone() } else { errors.join("; ") };
         self.why(format!("waits for its volumes: {why}"));
@@ -59,14 +60,13 @@ impl PodSyncer {
             self.reject(pod, LIMIT_EXCEEDED, format!("{LIMIT_REACHED} {text}"));
             return Ok(Stop::Rejected);
         }
-        let message = format!("Unable to attach or mount volumes: {text}");
-        let Some(retry) = self.node.pods.volumes_failed(&self.uid, std::slice::from_ref(&message)) else {
+        let Some(retry) = self.node.pods.volumes_failed(&self.uid, &[text], requeue::BACK_OFF) else {
             return Ok(Stop::Cancelled);
         };
-        if retry.say {
+        if let Some(message) = event.filter(|_| retry.say) {
             self.event(pod, EventType::Warning, "FailedMount", message);
         }
-        Ok(Stop::Retry(Retry::Failed { back_off: Some(retry.wait) }))
+        Ok(Stop::Retry(next_look(retry.wait)))
     }
 
     /// The pod that has begun may not go on (upstream `rejectPod` of SyncPod).
@@ -99,6 +99,17 @@ impl PodSyncer {
     }
 }
 
+/// What the pod is told of volumes that are missing. Nothing where it has only lasted for too long: operations that failed have said
+/// so by themselves (upstream `pkg/kubelet/kubelet.go` SyncPod, wait.Interrupted).
+fn event_of(waiting: &Waiting) -> Option<String> {
+    (!waiting.timed_out).then(|| format!("Unable to attach or mount volumes: {}", waiting.text))
+}
+
+/// After `wait`, which grows, for a claim may be bound in a moment; and then as often as after any other failure.
+fn next_look(wait: Duration) -> Retry {
+    Retry::Failed { back_off: Some(wait).filter(|wait| *wait < requeue::BACK_OFF) }
+}
+
 fn mounted(volume: kubelet_volume_manager::MountedVolume) -> MountedVolume {
     let is_labelled = !matches!(volume.root, Root::Nfs | Root::HostPath);
     let root = match volume.root {
@@ -118,5 +129,42 @@ fn mounted(volume: kubelet_volume_manager::MountedVolume) -> MountedVolume {
         root,
         folder: Some(volume.spec_name),
         gid: volume.gid,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::volumes::back_off::MountBackOff;
+
+    #[test]
+    fn a_wait_that_has_lasted_too_long_is_no_event() {
+        let waiting = |timed_out| {
+            let text = "unmounted volumes=[data]".to_owned();
+            Waiting { text, away: false, timed_out, unmounted: vec!["data".to_owned()], errors: Vec::new() }
+        };
+        assert_eq!(event_of(&waiting(true)), None);
+        let message = "Unable to attach or mount volumes: unmounted volumes=[data]";
+        assert_eq!(event_of(&waiting(false)).as_deref(), Some(message));
+    }
+
+    #[test]
+    fn a_claim_that_is_not_bound_is_looked_at_as_often_as_any_pod_that_failed() {
+        let mut now = Instant::now();
+        let mut back_off = MountBackOff::new(now);
+        let mut look = || {
+            let retry = back_off.failed(&["unbound".to_owned()], requeue::BACK_OFF, now);
+            now += retry.wait;
+            assert!(retry.say);
+            next_look(retry.wait)
+        };
+        for expected in [500, 1000, 2000, 4000, 8000] {
+            assert_eq!(look(), Retry::Failed { back_off: Some(Duration::from_millis(expected)) });
+        }
+        for _ in 0..20 {
+            assert_eq!(look(), Retry::Failed { back_off: None });
+        }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use bulkhead_trace::TraceParent;
 use bulkhead_types::{Epoch, PodUid};
@@ -140,11 +140,11 @@ impl PodTable {
         self.with_record(uid, |record| record.worker.set_up.settle(outcomes, tokens_renew)).unwrap_or_default()
     }
 
-    /// The pod's volumes could not be had, for these reasons. `None`: the pod is forgotten.
-    pub fn volumes_failed(&self, uid: &PodUid, reasons: &[String]) -> Option<MountRetry> {
+    /// The pod's volumes could not be had, for these reasons; `longest`: the longest wait. `None`: the pod is forgotten.
+    pub fn volumes_failed(&self, uid: &PodUid, reasons: &[String], longest: Duration) -> Option<MountRetry> {
         let now = Instant::now();
         self.with_record(uid, |record| {
-            record.worker.mounting.get_or_insert_with(|| MountBackOff::new(now)).failed(reasons, now)
+            record.worker.mounting.get_or_insert_with(|| MountBackOff::new(now)).failed(reasons, longest, now)
         })
     }
 

@@ -10,6 +10,7 @@ use super::pod_records::Prepared;
 use super::view;
 use super::work::{FAILED, PodSyncer, Step, Stop};
 use crate::pod_workers::Retry;
+use crate::volumes::back_off::LONGEST;
 use crate::volumes::{self, Maker, VolumeError, VolumeKind, VolumePlan, set_up};
 use kubelet_edges::volnetd::Volnetd;
 use kubelet_model::events::EventType;
@@ -173,18 +174,9 @@ impl PodSyncer {
         if reasons.is_empty() {
             return Stop::Retry(Retry::PeerAway);
         }
-        let Some(retry) = self.node.pods.volumes_failed(&self.uid, &reasons) else { return Stop::Cancelled };
+        let Some(retry) = self.node.pods.volumes_failed(&self.uid, &reasons, LONGEST) else { return Stop::Cancelled };
         if retry.say {
             reasons.into_iter().for_each(|reason| self.event(pod, EventType::Warning, "FailedMount", reason));
-        }
-        if retry.impatient {
-            let names: Vec<&str> = failed.iter().map(|(plan, _)| plan.name.as_str()).collect();
-            let message = format!(
-                "Unable to attach or mount volumes: unmounted volumes=[{}], unattached volumes=[], failed to process \
-                 volumes=[]: context deadline exceeded",
-                names.join(" ")
-            );
-            self.event(pod, EventType::Warning, "FailedMount", message);
         }
         Stop::Retry(Retry::Failed { back_off: Some(retry.wait) })
     }

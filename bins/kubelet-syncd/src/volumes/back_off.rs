@@ -1,5 +1,5 @@
 //! How long a pod whose volumes cannot be had waits before they are tried again, and what is said of it
-//! (upstream `pkg/util/goroutinemap/exponentialbackoff`, `pkg/kubelet/volumemanager`).
+//! (upstream `pkg/util/goroutinemap/exponentialbackoff`).
 
 use std::time::Duration;
 
@@ -7,10 +7,8 @@ use tokio::time::Instant;
 
 /// Wait after the first failure; it doubles with each one.
 const FIRST: Duration = Duration::from_millis(500);
-/// The longest wait.
-const LONGEST: Duration = Duration::from_secs(122);
-/// After so long without its volumes the pod as a whole is said to wait for them, and again each time.
-const PATIENCE: Duration = Duration::from_secs(123);
+/// The longest wait after an operation on a volume that failed.
+pub const LONGEST: Duration = Duration::from_secs(122);
 
 /// One pod that waits for its volumes.
 #[derive(Debug, Clone)]
@@ -18,7 +16,6 @@ pub struct MountBackOff {
     wait: Duration,
     until: Instant,
     said: Vec<String>,
-    patience: Instant,
 }
 
 /// What is to be done about a failure.
@@ -28,29 +25,23 @@ pub struct MountRetry {
     pub wait: Duration,
     /// The failures are news.
     pub say: bool,
-    /// The pod has waited too long.
-    pub impatient: bool,
 }
 
 impl MountBackOff {
     pub fn new(now: Instant) -> Self {
-        MountBackOff { wait: Duration::ZERO, until: now, said: Vec::new(), patience: now + PATIENCE }
+        MountBackOff { wait: Duration::ZERO, until: now, said: Vec::new() }
     }
 
     /// The volumes could not be had, for these reasons. A look that came before its time, with the same result, changes
-    /// nothing and is no news.
-    pub fn failed(&mut self, reasons: &[String], now: Instant) -> MountRetry {
+    /// nothing and is no news. `longest`: the longest wait.
+    pub fn failed(&mut self, reasons: &[String], longest: Duration, now: Instant) -> MountRetry {
         let early = now < self.until && self.said == reasons;
         if !early {
-            self.wait = (self.wait * 2).clamp(FIRST, LONGEST);
+            self.wait = (self.wait * 2).max(FIRST).min(longest);
             self.until = now + self.wait;
             self.said = reasons.to_vec();
         }
-        let impatient = now >= self.patience;
-        if impatient {
-            self.patience = now + PATIENCE;
-        }
-        MountRetry { wait: self.until.saturating_duration_since(now), say: !early, impatient }
+        MountRetry { wait: self.until.saturating_duration_since(now), say: !early }
     }
 }
 
@@ -65,18 +56,17 @@ mod tests {
         let why = ["secret \"x\" not found".to_owned()];
         let mut now = start;
         for expected in [500, 1000, 2000, 4000, 8000, 16_000, 32_000] {
-            let retry = back_off.failed(&why, now);
-            assert_eq!(retry, MountRetry { wait: Duration::from_millis(expected), say: true, impatient: false });
-            let early = back_off.failed(&why, now + retry.wait / 2);
-            assert_eq!(early, MountRetry { wait: retry.wait / 2, say: false, impatient: false });
+            let retry = back_off.failed(&why, LONGEST, now);
+            assert_eq!(retry, MountRetry { wait: Duration::from_millis(expected), say: true });
+            let early = back_off.failed(&why, LONGEST, now + retry.wait / 2);
+            assert_eq!(early, MountRetry { wait: retry.wait / 2, say: false });
             now += retry.wait;
         }
         // Another reason is news at any time.
-        assert!(back_off.failed(&["other".to_owned()], now).say);
-        let retry = back_off.failed(&["third".to_owned()], now);
-        assert_eq!((retry.wait, retry.say, retry.impatient), (LONGEST, true, false));
-        let late = back_off.failed(&why, start + PATIENCE);
-        assert!(late.impatient);
-        assert!(!back_off.failed(&why, start + PATIENCE + Duration::from_secs(1)).impatient);
+        assert!(back_off.failed(&["other".to_owned()], LONGEST, now).say);
+        let retry = back_off.failed(&["third".to_owned()], LONGEST, now);
+        assert_eq!(retry, MountRetry { wait: LONGEST, say: true });
+        let ten = Duration::from_secs(10);
+        assert_eq!(back_off.failed(&why, ten, now), MountRetry { wait: ten, say: true });
     }
 }

@@ -84,6 +84,8 @@ pub struct Waiting {
     pub text: String,
     /// Nothing is wrong: somebody is away.
     pub away: bool,
+    /// Nothing hinders it, but it has lasted for too long.
+    pub timed_out: bool,
     /// Volumes that are not there.
     pub unmounted: Vec<String>,
     /// Why operations on them failed last.
@@ -395,7 +397,13 @@ impl VolumeManager {
     fn waiting(&self, uid: &PodUid, unresolved: Option<Vec<Unresolved>>) -> Waiting {
         let world = self.context.world();
         let Some(pod) = world.desired.pods.get(uid) else {
-            return Waiting { text: String::new(), away: true, unmounted: Vec::new(), errors: Vec::new() };
+            return Waiting {
+                text: String::new(),
+                away: true,
+                timed_out: false,
+                unmounted: Vec::new(),
+                errors: Vec::new(),
+            };
         };
         let is_there = |unique: &UniqueName| {
             world.actual.published(unique, uid).is_some_and(|published| published.presence == Presence::Yes)
@@ -411,6 +419,7 @@ impl VolumeManager {
         let unmounted: BTreeSet<String> = names(&mut missing()).union(&failed).cloned().collect();
         let list = |names: &BTreeSet<String>| names.iter().cloned().collect::<Vec<_>>().join(" ");
         let away = unresolved.as_ref().is_some_and(|all| all.iter().all(|one| one.away));
+        let timed_out = unresolved.is_none();
         let why = match unresolved {
             None => "context deadline exceeded".to_owned(),
             Some(all) => all.into_iter().map(|one| one.text).collect::<Vec<_>>().join("; "),
@@ -424,6 +433,7 @@ impl VolumeManager {
                  volumes=[{failed}]: {why}"
             ),
             away,
+            timed_out,
             errors: errors.collect(),
             unmounted: unmounted.into_iter().collect(),
         }

@@ -43,6 +43,7 @@ async fn one_label_after_the_other() {
     // Another pod wants another one, as long as the first wants its own.
     want(&manager, "b", "s0:c3").await;
     let waiting = manager.mounted(&uid("b"), LONG).await.unwrap_err();
+    assert!(!waiting.timed_out);
     assert_eq!(
         waiting.text,
         "unmounted volumes=[data], unattached volumes=[], failed to process volumes=[data]: conflicting SELinux labels of \

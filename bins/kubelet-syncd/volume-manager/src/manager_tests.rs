@@ -603,6 +603,7 @@ async fn the_attach_is_awaited_by_event() {
         waiting.text,
         "unmounted volumes=[data], unattached volumes=[data], failed to process volumes=[]: context deadline exceeded"
     );
+    assert!(waiting.timed_out);
     assert_eq!(*manager.in_use().borrow(), InUse { names: vec![UNIQUE.into()], complete: false });
     let before = Instant::now();
     outside.node.send_replace(attached);
