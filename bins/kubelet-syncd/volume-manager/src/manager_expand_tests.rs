@@ -10,7 +10,7 @@ fn pending(to: &str) -> serde_json::Map<String, serde_json::Value> {
 }
 
 fn grow(outside: &Outside, volume: &'static str, status: serde_json::Map<String, serde_json::Value>) {
-    *lock(&outside.growth) = Growth { volume, status, requests: volume, expands: true };
+    *lock(&outside.growth) = Growth { volume, status, requests: volume, expands: true, secret: false };
 }
 
 fn since(outside: &Outside, call: &str) -> Vec<String> {
@@ -173,6 +173,34 @@ async fn failures_while_the_pod_runs() {
         tokio::time::sleep(LONG).await;
         let again = case.status.code() == tonic::Code::OutOfRange;
         assert_eq!(expansions(&outside), case.tries + usize::from(again), "{:?}", case.status);
+    }
+}
+
+/// Neither that the driver cannot say what it can do nor that its secret is missing lets the claim wait without a word.
+#[tokio::test(start_paused = true)]
+async fn what_keeps_the_driver_from_being_asked_is_told_to_the_claim() {
+    let (broken, absent) = (Does::Fail(Status::internal("broken")), Does::NotRegistered);
+    let can =
+        "Expander.NodeExpand failed to check if node supports expansion : rpc error: code = Internal desc = broken";
+    let secret = "expander.NodeExpand failed to get NodeExpandSecretRef kube-system/s: kubernetes.io/csi: failed to find the secret \
+                  s in the namespace kube-system with error: secrets \"s\" not found";
+    let unregistered = "driver name d not found in the list of registered CSI drivers";
+    let told = |why: &str| vec![format!("claim [] [NodeResizeInProgress] false [failed to expand pvc with {why}]")];
+    for (does, has_secret, why, claim) in [
+        (Some(broken), false, can, told(can)),
+        (None, true, secret, told(secret)),
+        // It may come back in a moment.
+        (Some(absent), false, unregistered, vec![]),
+    ] {
+        let (outside, manager) = mounted().await;
+        grow(&outside, "2Gi", pending("2Gi"));
+        lock(&outside.growth).secret = has_secret;
+        does.into_iter().for_each(|does| outside.will("NodeGetCapabilities", does));
+        manager.want(&uid("a"), &pod_of("a", "c")).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(errors(&outside), claim);
+        let event = format!("VolumeResizeFailed NodeExpandVolume.NodeExpandVolume failed for volume \"pv\" : {why}");
+        assert_eq!(outside.events(), [event]);
     }
 }
 

@@ -164,7 +164,7 @@ async fn a_driver_has_its_part_in_expansions() {
     let outside = attaching();
     attach(&outside);
     let status = json!({"capacity": {"storage": "1Gi"}}).as_object().unwrap().clone();
-    *lock(&outside.growth) = Growth { volume: "2Gi", status, requests: "2Gi", expands: false };
+    *lock(&outside.growth) = Growth { volume: "2Gi", status, requests: "2Gi", expands: false, secret: false };
     outside.will("SetUpFlex", Does::NotRegistered);
     outside.will("SetUpFlex", Does::Fail(Status::aborted("no room")));
     let manager = outside.manager();
@@ -191,7 +191,7 @@ async fn a_driver_has_its_part_in_expansions() {
     let status = json!({"capacity": {"storage": "3Gi"}, "allocatedResources": {"storage": "4Gi"},
         "allocatedResourceStatuses": {"storage": "NodeResizePending"}});
     let status = status.as_object().unwrap().clone();
-    *lock(&outside.growth) = Growth { volume: "4Gi", status, requests: "4Gi", expands: false };
+    *lock(&outside.growth) = Growth { volume: "4Gi", status, requests: "4Gi", expands: false, secret: false };
     lock(&outside.log).clear();
     outside.will("SetUpFlex", Does::Fail(Status::failed_precondition("nothing is mounted")));
     manager.want(&uid("a"), &pod_of("a", "c")).await;

@@ -81,6 +81,8 @@ struct Growth {
     status: serde_json::Map<String, serde_json::Value>,
     requests: &'static str,
     expands: bool,
+    /// The volume names a secret for it, which is not there.
+    secret: bool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -493,9 +495,12 @@ impl ClusterReader for End {
             spec.remove("csi");
             spec.insert("flexVolume".into(), json!({"driver": "v/d", "fsType": "xfs"}));
         }
-        let size = lock(&self.0.growth).volume;
+        let Growth { volume: size, secret, .. } = *lock(&self.0.growth);
         if !size.is_empty() {
             volume["spec"]["capacity"] = json!({"storage": size});
+        }
+        if secret {
+            volume["spec"]["csi"]["nodeExpandSecretRef"] = json!({"namespace": "kube-system", "name": "s"});
         }
         if !lock(&self.0.host_path).is_null() {
             let spec = volume["spec"].as_object_mut().unwrap();

@@ -256,11 +256,19 @@ impl Expand<'_> {
         });
     }
 
-    /// What came of the driver's part; what could not be put together for it fails the operation.
+    /// What came of the driver's part; that it is not registered is no word of its own (upstream NewTransientOperationFailure).
     async fn driver(&self, source: &CsiSource, to: &Size, writes: Writes) -> Result<Result<Asked, Failure>, Failure> {
         let phase = self.phase();
         let can = self.context.ports.drivers.capabilities(&source.driver).await;
-        let can = can.map_err(|error| self.not_called(&error))?;
+        let can = match can {
+            Ok(can) => can,
+            Err(error) if error.outcome() == Outcome::NotCalled => return Err(self.not_called(&error)),
+            // Upstream's error has neither the driver's code nor doubt.
+            Err(error) => {
+                let text = format!("Expander.NodeExpand failed to check if node supports expansion : {error}");
+                return Ok(Err(Failure::new(phase, text)));
+            }
+        };
         if !can.expand {
             if writes != Writes::All {
                 // A resizer of old does not ask for the node's part of such a driver, and what the claim has already was given
@@ -270,7 +278,11 @@ impl Expand<'_> {
             let text = format!("NodeExpand is not supported by the CSI driver {}", source.driver);
             return Ok(Err(Failure::new(phase, text)));
         }
-        let Err(error) = self.call(source, can, to.bytes).await? else { return Ok(Ok(Asked::Grown)) };
+        let error = match self.call(source, can, to.bytes).await {
+            Ok(Ok(())) => return Ok(Ok(Asked::Grown)),
+            Ok(Err(error)) => error,
+            Err(failure) => return Ok(Err(failure)),
+        };
         if error.outcome() == Outcome::NotCalled {
             return Err(self.not_called(&error));
         }
@@ -312,7 +324,7 @@ impl Expand<'_> {
         }
     }
 
-    /// The driver's answer.
+    /// The driver's answer; or why there is no secret to ask it with.
     async fn call(&self, source: &CsiSource, can: Capabilities, bytes: i64) -> Result<Result<(), CsiError>, Failure> {
         let (path, staging_path) = {
             let world = self.context.world();
