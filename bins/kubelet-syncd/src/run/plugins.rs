@@ -25,8 +25,9 @@ const REGISTRY: &str = "plugins_registry";
 /// The drivers, none of which is known yet.
 pub(super) fn csi_client(start: &Start) -> Result<CsiClient, RunError> {
     let dial = Arc::new(BrokerDialer(start.daemon.broker.clone()));
-    let seconds = Arc::new(CallSeconds::register(&start.daemon.registry)?);
-    let client = CsiClient::new(Drivers::default(), dial).observed_by(seconds);
+    let seconds = CallSeconds::register(&start.daemon.registry)?;
+    let of_migrated = Arc::new(seconds.of_migrated());
+    let client = CsiClient::new(Drivers::default(), dial).observed_by(Arc::new(seconds), of_migrated);
     Ok(client.with_timeout(start.config.internal.csi_timeout()))
 }
 

@@ -37,7 +37,7 @@ impl VolumeCounts {
     }
 }
 
-/// Upstream's plugin for a kind; an image is no volume to it.
+/// Upstream's plugin for a kind. Of an image's it is one that does nothing (`pkg/volume/image`).
 fn plugin_of(kind: &str) -> Option<&'static str> {
     Some(match kind {
         "emptyDir" => "kubernetes.io/empty-dir",
@@ -46,6 +46,7 @@ fn plugin_of(kind: &str) -> Option<&'static str> {
         "secret" => "kubernetes.io/secret",
         "downwardAPI" => "kubernetes.io/downward-api",
         "projected" => "kubernetes.io/projected",
+        "image" => "kubernetes.io/image",
         _ => return None,
     })
 }
@@ -95,8 +96,10 @@ mod tests {
             state.volumes = vec![volume("emptyDir", true), volume("emptyDir", false), volume("image", true)];
         });
         counts.collect();
-        let count = |state| counts.volumes.with_label_values(&["kubernetes.io/empty-dir", state]).get();
-        assert_eq!((count("actual_state_of_world"), count("desired_state_of_world")), (1, 2));
+        let count = |plugin: &str, state| counts.volumes.with_label_values(&[plugin, state]).get();
+        let both = |plugin| (count(plugin, "actual_state_of_world"), count(plugin, "desired_state_of_world"));
+        assert_eq!(both("kubernetes.io/empty-dir"), (1, 2));
+        assert_eq!(both("kubernetes.io/image"), (1, 1));
         hub.remove(&uid);
         assert!(counts.collect().iter().all(|family| family.get_metric().is_empty()));
     }

@@ -16,10 +16,17 @@ use tokio::sync::watch;
 
 use crate::csi::policy::Capabilities;
 use crate::ports::{Answer, Drivers, Reply, VolumeVerbs};
+use crate::spec::CsiSource;
 
 /// Drivers that have registered.
 #[derive(Debug, Clone)]
 pub struct RegisteredDrivers(pub CsiClient);
+
+impl RegisteredDrivers {
+    fn client(&self, migrated: bool) -> CsiClient {
+        if migrated { self.0.of_migrated() } else { self.0.clone() }
+    }
+}
 
 impl Drivers for RegisteredDrivers {
     fn changes(&self) -> BoxStream<'static, BTreeSet<String>> {
@@ -35,29 +42,37 @@ impl Drivers for RegisteredDrivers {
         futures_util::stream::unfold((seen, known), next).boxed()
     }
 
-    fn capabilities<'a>(&'a self, driver: &'a str) -> Answer<'a, Capabilities> {
-        let call = self.0.node_get_capabilities(driver, csi::NodeGetCapabilitiesRequest {});
-        call.map_ok(|answer| Capabilities::of(&answer.capabilities)).boxed()
+    fn capabilities<'a>(&'a self, driver: &'a str, migrated: bool) -> Answer<'a, Capabilities> {
+        let client = self.client(migrated);
+        async move {
+            let answer = client.node_get_capabilities(driver, csi::NodeGetCapabilitiesRequest {}).await?;
+            Ok(Capabilities::of(&answer.capabilities))
+        }
+        .boxed()
     }
 
-    fn stage<'a>(&'a self, driver: &'a str, request: csi::NodeStageVolumeRequest) -> Answer<'a, ()> {
-        self.0.node_stage_volume(driver, request).map_ok(|_| ()).boxed()
+    fn stage<'a>(&'a self, source: &'a CsiSource, request: csi::NodeStageVolumeRequest) -> Answer<'a, ()> {
+        let client = self.client(source.migrated);
+        async move { client.node_stage_volume(&source.driver, request).await.map(|_| ()) }.boxed()
     }
 
     fn unstage<'a>(&'a self, driver: &'a str, request: csi::NodeUnstageVolumeRequest) -> Answer<'a, ()> {
         self.0.node_unstage_volume(driver, request).map_ok(|_| ()).boxed()
     }
 
-    fn publish<'a>(&'a self, driver: &'a str, request: csi::NodePublishVolumeRequest) -> Answer<'a, ()> {
-        self.0.node_publish_volume(driver, request).map_ok(|_| ()).boxed()
+    fn publish<'a>(&'a self, source: &'a CsiSource, request: csi::NodePublishVolumeRequest) -> Answer<'a, ()> {
+        let client = self.client(source.migrated);
+        async move { client.node_publish_volume(&source.driver, request).await.map(|_| ()) }.boxed()
     }
 
     fn unpublish<'a>(&'a self, driver: &'a str, request: csi::NodeUnpublishVolumeRequest) -> Answer<'a, ()> {
         self.0.node_unpublish_volume(driver, request).map_ok(|_| ()).boxed()
     }
 
-    fn expand<'a>(&'a self, driver: &'a str, request: csi::NodeExpandVolumeRequest) -> Answer<'a, i64> {
-        self.0.node_expand_volume(driver, request).map_ok(|answer| answer.capacity_bytes).boxed()
+    fn expand<'a>(&'a self, source: &'a CsiSource, request: csi::NodeExpandVolumeRequest) -> Answer<'a, i64> {
+        let client = self.client(source.migrated);
+        async move { client.node_expand_volume(&source.driver, request).await.map(|answer| answer.capacity_bytes) }
+            .boxed()
     }
 
     fn stats<'a>(

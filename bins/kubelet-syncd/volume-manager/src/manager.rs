@@ -20,7 +20,6 @@ use crate::attach_limit;
 use crate::back_off::Key;
 use crate::context::{Context, Ports, World};
 use crate::desired_state::{DesiredPod, DesiredVolume};
-use crate::metrics::Operation;
 use crate::operations::driver_facts::DriverFacts;
 use crate::operations::expand::{Expand, Moment};
 use crate::operations::mount::Mount;
@@ -826,26 +825,27 @@ async fn operate(context: Arc<Context>, action: Action) {
         let actual = world.actual.volumes.get(&volume);
         let desired = pod.as_ref().and_then(|pod| world.desired.volume(pod, &volume));
         let plugin = actual.map(|v| v.plugin.clone()).or_else(|| desired.map(|v| v.spec.plugin()));
-        let of_device = actual.and_then(|v| v.device.as_ref()).is_some_and(|device| device.block);
+        let of_device = actual.is_some_and(|volume| {
+            volume.device.as_ref().is_some_and(|device| device.block)
+                || volume.disk.as_ref().is_some_and(|disk| disk.block)
+        });
         let migrated = desired.and_then(|v| v.spec.csi()).is_some_and(|source| source.migrated);
         (plugin.unwrap_or_default(), of_device || desired.is_some_and(|v| v.spec.block), migrated)
     };
-    let (operation, result) = match &action {
-        Action::Attach { volume, pod } => (Operation::Attach, attach(&context, volume, pod)),
-        Action::Mount { volume, pod } => {
-            (if block { Operation::Map } else { Operation::Mount }, mount(&context, volume, pod).await)
-        }
+    let Some(operation) = action.operation(block) else { return };
+    let result = match &action {
+        Action::Attach { volume, pod } => attach(&context, volume, pod),
+        Action::Mount { volume, pod } => mount(&context, volume, pod).await,
         Action::Unmount { volume, pod } => {
-            let operation = if block { Operation::Unmap } else { Operation::Unmount };
             let unknown = context.world().actual.published(volume, pod).is_some_and(|published| published.unreadable);
             let result = unmount::unmount(&context, volume, pod).await;
             if unknown && !result.as_ref().is_err_and(|failure| failure.away) {
                 context.ports.metrics.force_cleaned(result.is_ok());
             }
-            (operation, result)
+            result
         }
-        Action::Expand { volume, pod } => (Operation::Expand, expand(&context, volume, pod).await),
-        Action::Unstage { volume } => (Operation::UnmountDevice, unmount::unstage(&context, volume).await),
+        Action::Expand { volume, pod } => expand(&context, volume, pod).await,
+        Action::Unstage { volume } => unmount::unstage(&context, volume).await,
         Action::Forget { .. } => return,
     };
     context.ports.metrics.observe(&plugin, operation, result.is_ok(), migrated, began.elapsed());

@@ -23,6 +23,7 @@ use crate::csi::policy::Capabilities;
 use crate::metrics::OperationMetrics;
 use crate::ports::{Answer, ClaimWriter, ClusterReader, Drivers, Read, Reply, VolumeVerbs};
 use crate::selinux::SeLinuxMount;
+use crate::spec::CsiSource;
 
 #[path = "manager_expand_tests.rs"]
 mod expansion;
@@ -241,7 +242,7 @@ impl Drivers for End {
         futures_util::stream::unfold(self.0.registered.subscribe(), next).boxed()
     }
 
-    fn capabilities<'a>(&'a self, _: &'a str) -> Answer<'a, Capabilities> {
+    fn capabilities<'a>(&'a self, _: &'a str, _: bool) -> Answer<'a, Capabilities> {
         async {
             self.0.called("NodeGetCapabilities").await?;
             let expand = lock(&self.0.growth).expands;
@@ -251,7 +252,7 @@ impl Drivers for End {
         .boxed()
     }
 
-    fn stage<'a>(&'a self, _: &'a str, request: csi::NodeStageVolumeRequest) -> Answer<'a, ()> {
+    fn stage<'a>(&'a self, _: &'a CsiSource, request: csi::NodeStageVolumeRequest) -> Answer<'a, ()> {
         let lun = self.0.attached.borrow().then_some("3");
         assert_eq!(request.publish_context.get("lun").map(String::as_str), lun);
         self.note_flags("stage", request.volume_capability);
@@ -262,7 +263,7 @@ impl Drivers for End {
         self.0.called("NodeUnstageVolume").boxed()
     }
 
-    fn publish<'a>(&'a self, _: &'a str, request: csi::NodePublishVolumeRequest) -> Answer<'a, ()> {
+    fn publish<'a>(&'a self, _: &'a CsiSource, request: csi::NodePublishVolumeRequest) -> Answer<'a, ()> {
         assert_eq!(request.staging_target_path, "/staging/h");
         self.note_flags("publish", request.volume_capability);
         self.0.called("NodePublishVolume").boxed()
@@ -272,7 +273,7 @@ impl Drivers for End {
         self.0.called("NodeUnpublishVolume").boxed()
     }
 
-    fn expand<'a>(&'a self, _: &'a str, request: csi::NodeExpandVolumeRequest) -> Answer<'a, i64> {
+    fn expand<'a>(&'a self, _: &'a CsiSource, request: csi::NodeExpandVolumeRequest) -> Answer<'a, i64> {
         assert_eq!((request.volume_path.as_str(), request.staging_target_path.as_str()), ("/target", "/staging/h"));
         self.0.say(format!("to {}", request.capacity_range.unwrap().required_bytes));
         async { self.0.called("NodeExpandVolume").await.map(|()| 0) }.boxed()

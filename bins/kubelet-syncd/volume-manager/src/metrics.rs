@@ -14,11 +14,13 @@ pub enum Operation {
     Unmount,
     Unmap,
     UnmountDevice,
+    UnmapDevice,
     Expand,
 }
 
 impl Operation {
-    const fn name(self) -> &'static str {
+    /// Upstream's (`pkg/volume/util/operationexecutor/operation_generator.go`).
+    pub const fn name(self) -> &'static str {
         match self {
             Operation::VerifyAttached => "verify_controller_attached_volume",
             Operation::Attach => "volume_attach",
@@ -27,6 +29,7 @@ impl Operation {
             Operation::Unmount => "volume_unmount",
             Operation::Unmap => "unmap_volume",
             Operation::UnmountDevice => "unmount_device",
+            Operation::UnmapDevice => "unmap_device",
             Operation::Expand => "volume_fs_resize",
         }
     }

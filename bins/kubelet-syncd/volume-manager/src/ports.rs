@@ -19,6 +19,7 @@ use kubelet_model::objects::{ObjectError, Token, TokenWanted};
 use tokio::sync::watch;
 
 use crate::csi::policy::Capabilities;
+use crate::spec::CsiSource;
 
 /// What a driver answered.
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, CsiError>>;
@@ -27,13 +28,15 @@ pub type Answer<'a, T> = BoxFuture<'a, Result<T, CsiError>>;
 pub trait Drivers: Send + Sync + Debug {
     /// The names of drivers that have registered, gone or moved, with each change.
     fn changes(&self) -> BoxStream<'static, BTreeSet<String>>;
-    fn capabilities<'a>(&'a self, driver: &'a str) -> Answer<'a, Capabilities>;
-    fn stage<'a>(&'a self, driver: &'a str, request: csi::NodeStageVolumeRequest) -> Answer<'a, ()>;
+    /// `migrated`: it is asked for a volume whose kind is an in-tree one. Of volumes that go, and of their figures, nobody says so, as
+    /// upstream's metrics have it.
+    fn capabilities<'a>(&'a self, driver: &'a str, migrated: bool) -> Answer<'a, Capabilities>;
+    fn stage<'a>(&'a self, source: &'a CsiSource, request: csi::NodeStageVolumeRequest) -> Answer<'a, ()>;
     fn unstage<'a>(&'a self, driver: &'a str, request: csi::NodeUnstageVolumeRequest) -> Answer<'a, ()>;
-    fn publish<'a>(&'a self, driver: &'a str, request: csi::NodePublishVolumeRequest) -> Answer<'a, ()>;
+    fn publish<'a>(&'a self, source: &'a CsiSource, request: csi::NodePublishVolumeRequest) -> Answer<'a, ()>;
     fn unpublish<'a>(&'a self, driver: &'a str, request: csi::NodeUnpublishVolumeRequest) -> Answer<'a, ()>;
     /// Answers the size in bytes, 0 where the driver does not say.
-    fn expand<'a>(&'a self, driver: &'a str, request: csi::NodeExpandVolumeRequest) -> Answer<'a, i64>;
+    fn expand<'a>(&'a self, source: &'a CsiSource, request: csi::NodeExpandVolumeRequest) -> Answer<'a, i64>;
     fn stats<'a>(
         &'a self,
         driver: &'a str,

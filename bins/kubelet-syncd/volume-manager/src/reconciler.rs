@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use crate::actual_state::{ActualState, ActualVolume, Expansion, Nameless, Presence};
 use crate::back_off::{BackOffs, Kind};
 use crate::desired_state::{DesiredState, DesiredVolume};
+use crate::metrics::Operation;
 use crate::spec::UniqueName;
 
 /// What the Node's status lists, as the watch of it shows it.
@@ -124,6 +125,21 @@ impl Action {
             Action::Unmount { .. } => Kind::Unmount,
             Action::Unstage { .. } | Action::Forget { .. } => Kind::Unstage,
         }
+    }
+
+    /// As what it is measured; forgetting takes no time. `block`: it is about a block volume.
+    pub fn operation(&self, block: bool) -> Option<Operation> {
+        Some(match (self, block) {
+            (Action::Attach { .. }, _) => Operation::Attach,
+            (Action::Mount { .. }, false) => Operation::Mount,
+            (Action::Mount { .. }, true) => Operation::Map,
+            (Action::Unmount { .. }, false) => Operation::Unmount,
+            (Action::Unmount { .. }, true) => Operation::Unmap,
+            (Action::Expand { .. }, _) => Operation::Expand,
+            (Action::Unstage { .. }, false) => Operation::UnmountDevice,
+            (Action::Unstage { .. }, true) => Operation::UnmapDevice,
+            (Action::Forget { .. }, _) => return None,
+        })
     }
 }
 

@@ -522,3 +522,18 @@ fn a_volume_with_another_label_goes_before_it_comes() {
     world.actual.volumes.insert(unique("v"), labelled(&[("b", Presence::Uncertain)]));
     assert_eq!(world.actions(), [mount("v", "b")]);
 }
+
+#[test]
+fn each_action_is_measured_under_upstreams_name() {
+    let (volume, pod) = (|| unique("h"), || uid("a"));
+    for (action, expected) in [
+        (Action::Attach { volume: volume(), pod: pod() }, ["volume_attach"; 2]),
+        (Action::Mount { volume: volume(), pod: pod() }, ["volume_mount", "map_volume"]),
+        (Action::Unmount { volume: volume(), pod: pod() }, ["volume_unmount", "unmap_volume"]),
+        (Action::Expand { volume: volume(), pod: pod() }, ["volume_fs_resize"; 2]),
+        (Action::Unstage { volume: volume() }, ["unmount_device", "unmap_device"]),
+        (Action::Forget { volume: volume() }, [""; 2]),
+    ] {
+        assert_eq!([false, true].map(|block| action.operation(block).map_or("", Operation::name)), expected);
+    }
+}

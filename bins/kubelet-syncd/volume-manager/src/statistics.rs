@@ -168,7 +168,7 @@ impl Statistics {
         let _asked = Asked(self, key);
         let drivers = &self.context.ports.drivers;
         let call = async {
-            let can = drivers.capabilities(&driver).await?;
+            let can = drivers.capabilities(&driver, false).await?;
             if !can.stats {
                 return Ok(None);
             }

@@ -85,19 +85,27 @@ pub struct CsiClient {
     drivers: Drivers,
     dial: Arc<dyn Dial>,
     observer: Option<Arc<dyn CallObserver>>,
+    observer_of_migrated: Option<Arc<dyn CallObserver>>,
     timeout: Duration,
 }
 
 impl CsiClient {
     pub fn new(drivers: Drivers, dial: Arc<dyn Dial>) -> Self {
-        CsiClient { drivers, dial, observer: None, timeout: CSI_TIMEOUT }
+        CsiClient { drivers, dial, observer: None, observer_of_migrated: None, timeout: CSI_TIMEOUT }
     }
 
-    /// The same client, with its calls told to an observer.
+    /// The same client, with its calls told to an observer, and to another one those about volumes of in-tree kinds.
     #[must_use]
-    pub fn observed_by(mut self, observer: Arc<dyn CallObserver>) -> Self {
-        self.observer = Some(observer);
+    pub fn observed_by(mut self, observer: Arc<dyn CallObserver>, of_migrated: Arc<dyn CallObserver>) -> Self {
+        (self.observer, self.observer_of_migrated) = (Some(observer), Some(of_migrated));
         self
+    }
+
+    /// The same client for calls about a volume whose kind is an in-tree one that the driver serves (upstream `csi_util.go`
+    /// createCSIOperationContext).
+    #[must_use]
+    pub fn of_migrated(&self) -> Self {
+        CsiClient { observer: self.observer_of_migrated.clone(), ..self.clone() }
     }
 
     /// The same client, whose calls may take so long.

@@ -52,6 +52,7 @@ struct Lab {
     _folder: tempfile::TempDir,
     client: CsiClient,
     told: Arc<Told>,
+    told_of_migrated: Arc<Told>,
     connections: Arc<AtomicUsize>,
     path: PathBuf,
 }
@@ -70,9 +71,9 @@ fn lab() -> Lab {
     let drivers = Drivers::default();
     let version = Version::parse("1.0.0").unwrap();
     drivers.set("d", Driver { endpoint: path.display().to_string(), version });
-    let told = Arc::new(Told::default());
-    let client = CsiClient::new(drivers, Arc::new(Direct)).observed_by(told.clone());
-    Lab { _folder: folder, client, told, connections, path }
+    let (told, told_of_migrated) = (Arc::new(Told::default()), Arc::new(Told::default()));
+    let client = CsiClient::new(drivers, Arc::new(Direct)).observed_by(told.clone(), told_of_migrated.clone());
+    Lab { _folder: folder, client, told, told_of_migrated, connections, path }
 }
 
 fn stats(id: &str) -> v1::NodeGetVolumeStatsRequest {
@@ -98,6 +99,9 @@ async fn one_connection_a_call_and_a_bound_on_the_answer() {
     let told = lab.told.0.lock().unwrap().clone();
     assert_eq!(told.len(), 6);
     assert_eq!(told.last(), Some(&("d".into(), "/csi.v1.Node/NodeGetInfo", Code::Unimplemented)));
+    // A volume of an in-tree kind is counted apart.
+    lab.client.of_migrated().node_get_volume_stats("d", stats("a")).await.unwrap();
+    assert_eq!((lab.told.0.lock().unwrap().len(), lab.told_of_migrated.0.lock().unwrap().len()), (6, 1));
 }
 
 #[tokio::test(start_paused = true)]

@@ -259,7 +259,7 @@ impl Expand<'_> {
     /// What came of the driver's part; that it is not registered is no word of its own (upstream NewTransientOperationFailure).
     async fn driver(&self, source: &CsiSource, to: &Size, writes: Writes) -> Result<Result<Asked, Failure>, Failure> {
         let phase = self.phase();
-        let can = self.context.ports.drivers.capabilities(&source.driver).await;
+        let can = self.context.ports.drivers.capabilities(&source.driver, source.migrated).await;
         let can = match can {
             Ok(can) => can,
             Err(error) if error.outcome() == Outcome::NotCalled => return Err(self.not_called(&error)),
@@ -343,7 +343,7 @@ impl Expand<'_> {
             Moment::Online => self.context.place(&source.driver).await,
             Moment::Mount => None,
         };
-        Ok(ports.drivers.expand(&source.driver, request).await.map(|_| ()))
+        Ok(ports.drivers.expand(source, request).await.map(|_| ()))
     }
 
     fn not_called(&self, error: &CsiError) -> Failure {

@@ -241,7 +241,7 @@ impl Mount<'_> {
         let context = context?;
         let _place = self.context.place(&source.driver).await;
         let (phase, act) = if source.ephemeral { (Phase::SetUp, Act::Publish) } else { (Phase::Device, Act::Stage) };
-        let can = self.context.ports.drivers.capabilities(&source.driver).await;
+        let can = self.context.ports.drivers.capabilities(&source.driver, source.migrated).await;
         let can = can.map_err(|error| Failure::act(phase, &error, act, self.spec.block))?;
         // Before the stage, which upstream makes in vain.
         facts.check_lifecycle(&source.driver, source.ephemeral).map_err(|why| {
@@ -368,7 +368,7 @@ impl Mount<'_> {
             let mut request =
                 requests::stage(&self.spec, source, can, group, path.clone(), context.clone(), &self.label);
             request.secrets = secret;
-            if let Err(error) = self.context.ports.drivers.stage(&source.driver, request).await {
+            if let Err(error) = self.context.ports.drivers.stage(source, request).await {
                 self.stage_failed(source, &error).await;
                 return Err(Failure::act(phase, &error, Act::Stage, self.spec.block));
             }
@@ -448,7 +448,7 @@ impl Mount<'_> {
         let publication = Publication { staging_path, target_path, publish_context, mount_group, label, extra_context };
         let mut request = requests::publish(&self.spec, source, can, publication);
         request.secrets = secret;
-        if let Err(error) = ports.drivers.publish(&source.driver, request).await {
+        if let Err(error) = ports.drivers.publish(source, request).await {
             if error.outcome() != Outcome::Uncertain && !mounted_before && !self.was_found(source) {
                 self.unprepare(source).await;
             }

@@ -100,7 +100,7 @@ pub async fn unstage(context: &Context, name: &UniqueName) -> Result<(), Failure
     };
     let _place = context.place(&device.driver).await;
     let called = |error| Failure::act(phase, &error, Act::Unstage, device.block);
-    let can = context.ports.drivers.capabilities(&device.driver).await.map_err(called)?;
+    let can = context.ports.drivers.capabilities(&device.driver, false).await.map_err(called)?;
     let begin = request("begin_unstage").map_err(failed)?;
     verbs.begin_unstage(begin).await.map_err(failed)?;
     note(context, name, |volume| volume.staged = Presence::Uncertain);
