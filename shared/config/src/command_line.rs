@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(refused(&["x"]), "unknown command x");
         assert!(refused(&["--feature-gates=Nope=true"]).contains("unrecognized feature gate: Nope"));
         assert!(refused(&["--feature-gates=NodeSwap=false"]).contains("locked to true"));
-        assert!(refused(&["--root-dir=/x/"]).contains("--root-dir"));
+        assert!(refused(&["--root-dir=x/"]).contains("--root-dir"));
         assert!(refused(&["--config=/no/such"]).contains("failed to load kubelet config file, path: \"/no/such\""));
         assert!(refused(&["--config-dir=/no/such"]).contains("/no/such"));
         assert!(

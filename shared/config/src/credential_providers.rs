@@ -39,9 +39,9 @@ pub struct CredentialProvider {
     pub default_cache_duration: Option<GoDuration>,
     /// Of the exchange with the program.
     pub api_version: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "zero_if_null")]
     pub args: Vec<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "zero_if_null")]
     pub env: Vec<ProviderVariable>,
     #[serde(default)]
     pub token_attributes: Option<TokenAttributes>,
@@ -51,7 +51,7 @@ pub struct CredentialProvider {
 #[serde(deny_unknown_fields)]
 pub struct ProviderVariable {
     pub name: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "zero_if_null")]
     pub value: String,
 }
 
@@ -59,15 +59,15 @@ pub struct ProviderVariable {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TokenAttributes {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "zero_if_null")]
     pub service_account_token_audience: String,
     /// `ServiceAccount` or `Token`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "zero_if_null")]
     pub cache_type: String,
     pub require_service_account: Option<bool>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "zero_if_null")]
     pub required_service_account_annotation_keys: Vec<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "zero_if_null")]
     pub optional_service_account_annotation_keys: Vec<String>,
 }
 
@@ -131,8 +131,15 @@ pub enum ProviderConfigError {
 struct File {
     api_version: String,
     kind: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "zero_if_null")]
     providers: Vec<CredentialProvider>,
+}
+
+/// `null` is Go's zero value.
+fn zero_if_null<'de, D: serde::Deserializer<'de>, T: Default + Deserialize<'de>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
 /// Reads what the two flags name; `None` unless both are given.
@@ -311,6 +318,22 @@ providers:
         assert!(load("/x", "").unwrap().is_none() && load("", "/x").unwrap().is_none());
         let error = load("/nowhere/at-all", "/x").unwrap_err();
         assert!(error.to_string().contains("/nowhere/at-all"));
+    }
+
+    #[test]
+    fn null_is_what_is_not_given() {
+        let attributes = "tokenAttributes: {serviceAccountTokenAudience: a, cacheType: Token, requireServiceAccount: true, \
+                          requiredServiceAccountAnnotationKeys: null, optionalServiceAccountAnnotationKeys: null}";
+        let text = GOOD
+            .replace("args: [--get]", &format!("args: null\n  {attributes}"))
+            .replace("[{name: REGION, value: here}]", "[{name: REGION, value: null}]");
+        let found = try_load(&text).unwrap().unwrap();
+        assert!(found.providers[0].args.is_empty());
+        assert_eq!(CredentialProviders::environment(&found.providers[0])["REGION"], "");
+        let found = try_load(&GOOD.replace("[{name: REGION, value: here}]", "null")).unwrap().unwrap();
+        assert!(found.providers[0].env.is_empty());
+        let none = GOOD.split_once("providers:").unwrap().0.to_owned() + "providers: null\n";
+        assert!(try_load(&none).unwrap_err().to_string().contains("at least one is needed"));
     }
 
     #[test]

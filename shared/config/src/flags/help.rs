@@ -27,7 +27,7 @@ impl Flag {
             Set::Ip(_) => "ip",
             Set::Span(_) | Set::OptSpan(_) | Set::Ignored(IgnoredType::Span) => "duration",
             Set::Strings(_) => "strings",
-            Set::Map(_) | Set::MapLess(_) | Set::MapOnePair(_) => "mapStringString",
+            Set::Map(_) | Set::MapOrKeys(_) | Set::MapLess(_) | Set::MapOnePair(_) => "mapStringString",
             Set::Custom("version", _) => "version[=true]",
             Set::Custom(name, _) => name,
         }

@@ -17,6 +17,7 @@ use bulkhead_types::GoDuration;
 use crate::defaults::flag_defaults;
 use crate::kubelet::{KubeletConfiguration, TextMap};
 use crate::kubelet_flags::KubeletFlags;
+use crate::path_text;
 
 pub use help::help;
 pub use show::effective;
@@ -99,12 +100,15 @@ enum Set {
     OptI64(Place<Option<i64>>),
     Text(Place<String>),
     OptText(Place<Option<String>>),
+    /// An absolute one is cleaned: upstream cleans it or joins it to others, which does so, wherever it uses it.
     Path(Place<PathBuf>),
     Ip(Place<String>),
     Span(Place<GoDuration>),
     OptSpan(Place<Option<GoDuration>>),
     Strings(Place<Vec<String>>),
     Map(Place<TextMap>),
+    /// A key alone has the empty value (upstream `cliflag.ConfigurationMap`).
+    MapOrKeys(Place<TextMap>),
     /// Pairs with `<` between signal and value.
     MapLess(Place<TextMap>),
     /// One pair for each occurrence: commas belong to the value.
@@ -153,6 +157,7 @@ impl Flag {
             Set::OptI64(place) => *place(settings) = Some(values::integer(text, 64)?),
             Set::Text(place) => text.clone_into(place(settings)),
             Set::OptText(place) => *place(settings) = Some(text.to_owned()),
+            Set::Path(place) if text.starts_with('/') => *place(settings) = PathBuf::from(path_text::clean(text)),
             Set::Path(place) => *place(settings) = PathBuf::from(text),
             Set::Ip(place) => {
                 if !text.is_empty() && text.parse::<std::net::IpAddr>().is_err() {
@@ -171,6 +176,7 @@ impl Flag {
                 }
             }
             Set::Map(place) => extend(place(settings), values::pairs(text, '=', true)?, first),
+            Set::MapOrKeys(place) => extend(place(settings), values::pairs_or_keys(text), first),
             Set::MapLess(place) => extend(place(settings), values::pairs(text, '<', true)?, first),
             Set::MapOnePair(place) => extend(place(settings), values::pairs(text, '=', false)?, first),
             Set::Custom(_, parse) => parse(settings, text, first)?,

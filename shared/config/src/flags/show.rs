@@ -33,7 +33,7 @@ impl Flag {
             Set::Span(place) => place(settings).to_string(),
             Set::OptSpan(place) => or_default(place(settings).map(|value| value.to_string())),
             Set::Strings(place) => format!("[{}]", place(settings).join(",")),
-            Set::Map(place) | Set::MapOnePair(place) => pairs(place(settings), '='),
+            Set::Map(place) | Set::MapOrKeys(place) | Set::MapOnePair(place) => pairs(place(settings), '='),
             Set::MapLess(place) => pairs(place(settings), '<'),
             Set::Ignored(_) => {
                 settings.flags.cadvisor.get(self.name).cloned().unwrap_or_else(|| self.default.to_owned())

@@ -1,6 +1,6 @@
 //! Flags that no configuration file knows, and the global ones.
 
-use super::Set::{Bool, Custom, I32, Ignored, Map, Path, Span, Text};
+use super::Set::{Bool, Custom, I32, Ignored, MapOrKeys, Path, Span, Text};
 use super::{Deprecation, Flag, Group, IgnoredType, Set, values};
 
 const fn node(name: &'static str, set: Set, default: &'static str, usage: &'static str) -> Flag {
@@ -54,7 +54,7 @@ pub(super) const FLAGS: &[Flag] = &[
     old("maximum-dead-containers-per-container", I32(|s| &mut s.flags.maximum_dead_containers_per_container), "1", EVICTION, "How many dead instances of each container are kept"),
     old("minimum-container-ttl-duration", Span(|s| &mut s.flags.minimum_container_ttl_duration), "", EVICTION, "How long a dead container is kept at least"),
     node("node-ip", Text(|s| &mut s.flags.node_ip), "", "IP address of the node, or an IPv4 and an IPv6 one; 0.0.0.0 or :: picks the family of the detected one"),
-    node("node-labels", Map(|s| &mut s.flags.node_labels), "", "Labels of the new Node object, as key=value; of the kubernetes.io and k8s.io namespaces only a fixed set"),
+    node("node-labels", MapOrKeys(|s| &mut s.flags.node_labels), "", "Labels of the new Node object, as key=value; of the kubernetes.io and k8s.io namespaces only a fixed set"),
     node("flexvolume", Bool(|s| &mut s.flags.flexvolume), "", "Not one of the Kubernetes kubelet's: run drivers of flexVolume volumes that lie in volumePluginDir, as root"),
     node("root-dir", Path(|s| &mut s.flags.root_dir), "/var/lib/kubelet", "Folder of pods, volumes and state"),
     node("runtime-cgroups", Text(|s| &mut s.flags.runtime_cgroups), "", "Cgroup that the container runtime runs in"),

@@ -29,6 +29,7 @@ fn samples(flag: &Flag) -> (&'static str, Option<&'static str>) {
         Set::Span(_) | Set::OptSpan(_) | Set::Ignored(IgnoredType::Span) => ("1m30s", Some("90")),
         Set::Strings(_) => ("a,b", Some("\"a")),
         Set::Map(_) | Set::MapOnePair(_) => ("a=b", Some("a")),
+        Set::MapOrKeys(_) => ("a=b", None),
         Set::MapLess(_) => ("memory.available<1Gi", Some("memory.available=1Gi")),
         Set::Custom(name, _) => match name {
             "mapStringBool" => ("EventedPLEG=true", Some("EventedPLEG=perhaps")),
@@ -138,12 +139,24 @@ fn forms_of_writing() {
 }
 
 #[test]
+fn absolute_paths_are_cleaned() {
+    for (given, path) in
+        [("/x/", "/x"), ("//x//y", "/x/y"), ("/x/./y/../z/", "/x/z"), ("/", "/"), ("x/", "x/"), ("", "")]
+    {
+        let flags = parsed(&[&format!("--root-dir={given}"), &format!("--cert-dir={given}")]).flags;
+        assert_eq!((flags.root_dir.to_str(), flags.cert_dir.to_str()), (Some(path), Some(path)));
+    }
+}
+
+#[test]
 fn lists_and_maps() {
     assert_eq!(parsed(&["--cluster-dns=1.1.1.1,2.2.2.2", "--cluster-dns=3.3.3.3"]).kubelet.cluster_dns.len(), 3);
     assert_eq!(parsed(&["--enforce-node-allocatable="]).kubelet.enforce_node_allocatable, Vec::<String>::new());
     assert_eq!(parsed(&["--enforce-node-allocatable=none"]).kubelet.enforce_node_allocatable, ["none"]);
     let labels = parsed(&["--node-labels=a=1, b = 2,,", "--node-labels=c=x=y"]).flags.node_labels;
     assert_eq!(labels.iter().map(|(k, v)| format!("{k}:{v}")).collect::<Vec<_>>(), ["a:1", "b:2", "c:x=y"]);
+    let labels = parsed(&["--node-labels= key ,a=,b=1", "--node-labels=other"]).flags.node_labels;
+    assert_eq!(labels.iter().map(|(k, v)| format!("{k}:{v}")).collect::<Vec<_>>(), ["a:", "b:1", "key:", "other:"]);
     let hard = parsed(&["--eviction-hard=memory.available<1Gi,nodefs.available<5%"]).kubelet.eviction_hard;
     assert_eq!(hard["nodefs.available"], "5%");
     let options = parsed(&["--cpu-manager-policy-options=a=b,c", "--cpu-manager-policy-options=d=e"])

@@ -105,6 +105,16 @@ pub(super) fn pairs(text: &str, separator: char, split: bool) -> Result<Vec<(Str
     segments.into_iter().filter(|segment| !segment.is_empty()).map(pair).collect()
 }
 
+/// The same of `k=v` and of keys alone, whose values are empty.
+pub(super) fn pairs_or_keys(text: &str) -> Vec<(String, String)> {
+    let segments = text.split(',').filter(|segment| !segment.is_empty());
+    let pair = |segment: &str| {
+        let (key, value) = segment.split_once('=').unwrap_or((segment, ""));
+        (key.trim().to_owned(), value.trim().to_owned())
+    };
+    segments.map(pair).collect()
+}
+
 pub(super) fn feature_gates(settings: &mut Settings, text: &str, first: bool) -> Result<(), String> {
     if first {
         settings.kubelet.feature_gates.clear();
