@@ -7,6 +7,7 @@ mod conditions;
 mod files;
 mod listing;
 mod opened;
+mod pattern;
 mod pieces;
 mod query;
 mod services;

@@ -172,14 +172,7 @@ fn bad_pattern(pattern: &str) -> Option<String> {
     if pattern.contains('\0') {
         return Some("must not contain NUL".to_owned());
     }
-    let problem = regex_syntax::Parser::new().parse(pattern).err()?;
-    // The first line of the library's text draws the expression; the reason stands alone in its kind.
-    let kind = match problem {
-        regex_syntax::Error::Parse(error) => error.kind().to_string(),
-        regex_syntax::Error::Translate(error) => error.kind().to_string(),
-        other => other.to_string(),
-    };
-    Some(format!("error parsing regexp: {kind}"))
+    super::pattern::problem(pattern)
 }
 
 /// Go's `strconv.Atoi`, errors included.
@@ -260,6 +253,8 @@ mod tests {
         assert_eq!(verdict(&late), Err((406, expected)));
         let (status, words) = verdict("query=a&pattern=foo%5C").unwrap_err();
         assert!(status == 406 && words.contains("error parsing regexp"), "{words}");
+        let plain = verdict("query=a&pattern=%7B%22level%22:%22error%22").unwrap().unwrap();
+        assert_eq!(plain.options.pattern, "{\"level\":\"error\"");
         assert_eq!(verdict("query=a&pattern=x%00").unwrap_err().0, 406);
         assert_eq!(verdict(&format!("query=a&pattern={}", "x".repeat(5000))).unwrap_err().0, 406);
     }
