@@ -75,3 +75,9 @@ pub const MAX_MESSAGE_BYTES: usize = 256 * 1024;
 /// Largest state of a pod that kubelet-syncd tells, bytes: a status, the API server's copy of it, and of a static pod what its
 /// mirror is made of, each as large as an object can be there (etcd takes requests of 1.5 MiB). Most have some KiB.
 pub const MAX_POD_BYTES: usize = 5 * 1024 * 1024;
+
+/// Largest content of one volume, bytes of its encoded files. A source object has at most 1 MiB, a projected volume has several.
+pub const MAX_CONTENT_BYTES: usize = 16 * 1024 * 1024;
+
+/// Most files of one volume. Far above what volumes have.
+pub const MAX_CONTENT_FILES: usize = 20_000;

@@ -422,7 +422,7 @@ fn env_file(input: &[u8]) {
         path: "file".to_owned(),
         volume_name: "volume".to_owned(),
     };
-    let file = EnvFile { path: PathBuf::from("/file"), bytes: input.to_owned() };
+    let file = EnvFile::read(PathBuf::from("/file"), input, &[selector.key.clone()].into());
     let files = BTreeMap::from([(("volume".to_owned(), "file".to_owned()), Ok(file))]);
     if let Ok(Some(value)) = env_files::value(&files, &selector) {
         assert!(!value.is_empty() && value.len() <= input.len() && !value.contains(&b'\''), "{}", value.escape_ascii());

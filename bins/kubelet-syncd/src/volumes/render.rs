@@ -1,10 +1,12 @@
 //! The files of a volume, from what the pod says and the objects that it names (upstream `pkg/volume/{configmap,secret,
 //! downwardapi,projected}`). Pure: the same objects give the same bytes, so that what has not changed need not be sent.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
 use bulkhead_ipc::volnetd::{VolumeContent, VolumeFile};
+use bulkhead_ipc::{MAX_CONTENT_BYTES, MAX_CONTENT_FILES};
 use k8s_openapi::api::core::v1::{ConfigMap, DownwardAPIVolumeFile, Secret};
 use kubelet_model::v1::Pod;
 use prost::Message as _;
@@ -19,6 +21,9 @@ use kubelet_model::pod::downward::{DownwardError, file_resource, object_field};
 
 /// Mode of tokens, trust anchors, keys and certificates that belong to a user or a group: the volume's own would show them to others.
 const PRIVATE: u32 = 0o600;
+
+/// How often as many files and bytes may be put as there may be: where sources name the same file, the last one's stays.
+const REPLACED: usize = 8;
 
 /// Why there are no files; what upstream would say.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -37,6 +42,13 @@ pub enum RenderError {
     Path(#[from] PathError),
     #[error("{0:?} would be a file and a folder")]
     Clash(String),
+    /// What kubelet-volnetd would refuse is not made.
+    #[error("with {0:?} the volume has more than {MAX_CONTENT_FILES} files")]
+    TooManyFiles(String),
+    #[error("with {0:?} the volume's files have more than {MAX_CONTENT_BYTES} bytes")]
+    TooLarge(String),
+    #[error("with {0:?} the volume's sources name the same files too often")]
+    ReplacedTooOften(String),
     /// More than one.
     #[error("{}", Several(.0))]
     Many(Vec<RenderError>),
@@ -67,12 +79,9 @@ struct Several<'a>(&'a [RenderError]);
 
 impl fmt::Display for Several<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut texts: Vec<String> = Vec::new();
-        for text in self.0.iter().map(ToString::to_string) {
-            if !texts.contains(&text) {
-                texts.push(text);
-            }
-        }
+        let mut seen = HashSet::new();
+        let all = self.0.iter().map(ToString::to_string);
+        let texts: Vec<String> = all.filter(|text| seen.insert(text.clone())).collect();
         match texts.as_slice() {
             [one] => f.write_str(one),
             many => write!(f, "[{}]", many.join(", ")),
@@ -99,19 +108,30 @@ impl fmt::Debug for Rendered {
 
 /// The files and their owner as volnetd takes them.
 pub fn render(volume: &Content, pod: &Pod, objects: &NamedObjects, facts: &NodeFacts) -> Result<Rendered, RenderError> {
-    let content = VolumeContent { files: files(volume, pod, objects, facts)?, fs_group: volume.fs_group };
-    let bytes = content.encode_to_vec();
+    let payload = payload(volume, pod, objects, facts)?;
+    let group = VolumeContent { files: Vec::new(), fs_group: volume.fs_group }.encode_to_vec();
+    // One by one, so that not all of them are there twice: parts of a message one after another are the message.
+    let mut bytes = Vec::with_capacity(payload.size + payload.files.len() * FRAMING);
+    for (path, File { data, mode, user }) in payload.files {
+        let file = VolumeFile { path, data: data.into_owned(), mode, user };
+        let mut part = VolumeContent { files: vec![file], fs_group: None };
+        bytes.extend(part.encode_to_vec());
+        if bytes.len() + group.len() > MAX_CONTENT_BYTES {
+            return Err(RenderError::TooLarge(part.files.swap_remove(0).path));
+        }
+    }
+    bytes.extend(group);
     let hash = Sha256::digest(&bytes).into();
     Ok(Rendered { bytes, hash })
 }
 
 /// The files by path.
-pub fn files(
+fn payload<'a>(
     volume: &Content,
     pod: &Pod,
-    objects: &NamedObjects,
+    objects: &'a NamedObjects,
     facts: &NodeFacts,
-) -> Result<Vec<VolumeFile>, RenderError> {
+) -> Result<Payload<'a>, RenderError> {
     if let Err(error) = &volume.nested {
         return Err(error.clone().into());
     }
@@ -119,15 +139,15 @@ pub fn files(
         Payload { default_mode: mode(volume.default_mode).ok_or(RenderError::NoMode)?, ..Payload::default() };
     for source in &volume.sources {
         match source {
-            Source::ConfigMap(keys) => payload.config_map(keys, objects),
-            Source::Secret(keys) => payload.secret(keys, objects),
-            Source::DownwardApi(items) => payload.downward(items, pod, facts),
+            Source::ConfigMap(keys) => payload.config_map(keys, objects)?,
+            Source::Secret(keys) => payload.secret(keys, objects)?,
+            Source::DownwardApi(items) => payload.downward(items, pod, facts)?,
             Source::Token { wanted, path } => match objects.token(wanted) {
-                Ok(token) => payload.put_private(path, token.token.into_bytes(), volume),
+                Ok(token) => payload.put_private(path, token.token.into_bytes(), volume)?,
                 Err(error) => payload.errors.push(error.into()),
             },
             Source::TrustBundle { wanted, path } => match objects.trust_anchors(wanted) {
-                Ok(anchors) => payload.put_private(path, anchors.into_bytes(), volume),
+                Ok(anchors) => payload.put_private(path, anchors.into_bytes(), volume)?,
                 Err(error) => payload.errors.push(error.into()),
             },
             Source::Certificate { wanted, paths } => match objects.certificate(wanted) {
@@ -135,7 +155,7 @@ pub fn files(
                     let bundle = format!("{key}{chain}");
                     for (path, text) in [(&paths.bundle, bundle), (&paths.key, key), (&paths.chain, chain)] {
                         if !path.is_empty() {
-                            payload.put_private(path, text.into_bytes(), volume);
+                            payload.put_private(path, text.into_bytes(), volume)?;
                         }
                     }
                 }
@@ -151,65 +171,109 @@ fn mode(mode: Option<i32>) -> Option<u32> {
     mode.map(|mode| mode.unsigned_abs() & 0o777)
 }
 
+/// Bytes that a file takes in the encoded message beside its path and its data.
+const FRAMING: usize = 40;
+
+struct File<'a> {
+    /// What an object holds is not copied before it is sent: it may be shown under many paths.
+    data: Cow<'a, [u8]>,
+    mode: u32,
+    user: Option<i64>,
+}
+
 #[derive(Default)]
-struct Payload {
+struct Payload<'a> {
     default_mode: u32,
-    files: BTreeMap<String, VolumeFile>,
+    files: BTreeMap<String, File<'a>>,
+    /// Bytes of the paths and the data.
+    size: usize,
+    /// How much was put, with what was replaced.
+    puts: usize,
+    put_bytes: usize,
     errors: Vec<RenderError>,
 }
 
-impl Payload {
-    fn put(&mut self, path: &str, data: Vec<u8>, mode: Option<u32>, user: Option<i64>) {
-        match file_path(path) {
-            Ok(path) => {
-                let mode = mode.unwrap_or(self.default_mode);
-                self.files.insert(path.clone(), VolumeFile { path, data, mode, user });
-            }
-            Err(error) => self.errors.push(error.into()),
+impl<'a> Payload<'a> {
+    /// An error is one that ends the work; what is wrong with one file is kept for the end.
+    fn put(
+        &mut self,
+        path: &str,
+        data: Cow<'a, [u8]>,
+        mode: Option<u32>,
+        user: Option<i64>,
+    ) -> Result<(), RenderError> {
+        self.puts += 1;
+        self.put_bytes += path.len() + data.len();
+        if self.puts > REPLACED * MAX_CONTENT_FILES || self.put_bytes > REPLACED * MAX_CONTENT_BYTES {
+            return Err(RenderError::ReplacedTooOften(path.to_owned()));
         }
+        let path = match file_path(path) {
+            Ok(path) => path,
+            Err(error) => {
+                self.errors.push(error.into());
+                return Ok(());
+            }
+        };
+        let replaced = self.files.get(&path).map_or(0, |old| path.len() + old.data.len());
+        self.size = self.size - replaced + path.len() + data.len();
+        if self.size > MAX_CONTENT_BYTES {
+            return Err(RenderError::TooLarge(path));
+        }
+        if replaced == 0 && self.files.len() == MAX_CONTENT_FILES {
+            return Err(RenderError::TooManyFiles(path));
+        }
+        self.files.insert(path, File { data, mode: mode.unwrap_or(self.default_mode), user });
+        Ok(())
     }
 
     /// What belongs to the containers' user or group alone, where they have one.
-    fn put_private(&mut self, path: &str, data: Vec<u8>, volume: &Content) {
+    fn put_private(&mut self, path: &str, data: Vec<u8>, volume: &Content) -> Result<(), RenderError> {
         let private = volume.fs_user.is_some() || volume.fs_group.is_some();
         let mode = if private { PRIVATE } else { self.default_mode };
-        self.put(path, data, Some(mode), volume.fs_user);
+        self.put(path, data.into(), Some(mode), volume.fs_user)
     }
 
-    fn config_map(&mut self, keys: &Keys, objects: &NamedObjects) {
+    fn config_map(&mut self, keys: &Keys, objects: &'a NamedObjects) -> Result<(), RenderError> {
         match objects.config_map(&keys.name) {
-            Ok(map) => self.keys(keys, &config_map_data(&map), RenderError::NoConfigKey),
+            Ok(map) => self.keys(keys, map, RenderError::NoConfigKey)?,
             Err(LookupError::NotFound { .. }) if keys.optional => {}
             Err(error) => self.errors.push(error.into()),
         }
+        Ok(())
     }
 
-    fn secret(&mut self, keys: &Keys, objects: &NamedObjects) {
+    fn secret(&mut self, keys: &Keys, objects: &'a NamedObjects) -> Result<(), RenderError> {
         match objects.secret(&keys.name) {
-            Ok(secret) => self.keys(keys, &secret_data(&secret), RenderError::NoSecretKey),
+            Ok(secret) => self.keys(keys, secret, RenderError::NoSecretKey)?,
             Err(LookupError::NotFound { .. }) if keys.optional => {}
             Err(error) => self.errors.push(error.into()),
         }
+        Ok(())
     }
 
     /// All keys under their own names, or those that are named. One that is missing spoils the whole source.
-    fn keys(&mut self, keys: &Keys, data: &BTreeMap<&str, &[u8]>, missing: fn(String) -> RenderError) {
+    fn keys(
+        &mut self,
+        keys: &Keys,
+        data: &'a impl ObjectData,
+        missing: fn(String) -> RenderError,
+    ) -> Result<(), RenderError> {
         if keys.items.is_empty() {
-            data.iter().for_each(|(key, value)| self.put(key, value.to_vec(), None, None));
-            return;
+            return data.all().try_for_each(|(key, value)| self.put(key, value.into(), None, None));
         }
-        if let Some(item) = keys.items.iter().find(|item| !keys.optional && !data.contains_key(item.key.as_str())) {
+        if let Some(item) = keys.items.iter().find(|item| !keys.optional && data.value(&item.key).is_none()) {
             self.errors.push(missing(item.key.clone()));
-            return;
+            return Ok(());
         }
         for item in &keys.items {
-            if let Some(value) = data.get(item.key.as_str()) {
-                self.put(&item.path, value.to_vec(), mode(item.mode), None);
+            if let Some(value) = data.value(&item.key) {
+                self.put(&item.path, value.into(), mode(item.mode), None)?;
             }
         }
+        Ok(())
     }
 
-    fn downward(&mut self, items: &[DownwardAPIVolumeFile], pod: &Pod, facts: &NodeFacts) {
+    fn downward(&mut self, items: &[DownwardAPIVolumeFile], pod: &Pod, facts: &NodeFacts) -> Result<(), RenderError> {
         for item in items {
             let text = match (&item.field_ref, &item.resource_field_ref) {
                 (Some(field), _) => object_field(pod, &field.field_path),
@@ -217,35 +281,56 @@ impl Payload {
                 (None, None) => Ok(String::new()),
             };
             match text {
-                Ok(text) => self.put(&item.path, text.into_bytes(), mode(item.mode), None),
+                Ok(text) => self.put(&item.path, text.into_bytes().into(), mode(item.mode), None)?,
                 Err(error) => self.errors.push(error.into()),
             }
         }
+        Ok(())
     }
 
-    fn finish(mut self) -> Result<Vec<VolumeFile>, RenderError> {
+    fn finish(mut self) -> Result<Self, RenderError> {
         for path in self.files.keys() {
             let folders = path.match_indices('/').map(|(at, _)| &path[..at]);
             if let Some(folder) = folders.into_iter().find(|folder| self.files.contains_key(*folder)) {
                 self.errors.push(RenderError::Clash(folder.to_owned()));
             }
         }
-        match RenderError::of(self.errors) {
+        match RenderError::of(std::mem::take(&mut self.errors)) {
             Some(error) => Err(error),
-            None => Ok(self.files.into_values().collect()),
+            None => Ok(self),
         }
     }
 }
 
-/// Text comes before bytes of the same key; the API lets no key be in both.
-fn config_map_data(map: &ConfigMap) -> BTreeMap<&str, &[u8]> {
-    let bytes = map.binary_data.iter().flatten().map(|(key, value)| (key.as_str(), value.0.as_slice()));
-    let text = map.data.iter().flatten().map(|(key, value)| (key.as_str(), value.as_bytes()));
-    bytes.chain(text).collect()
+/// What an object holds.
+trait ObjectData {
+    /// Keys and values; of those with the same key the last counts.
+    fn all(&self) -> impl Iterator<Item = (&str, &[u8])>;
+    fn value(&self, key: &str) -> Option<&[u8]>;
 }
 
-fn secret_data(secret: &Secret) -> BTreeMap<&str, &[u8]> {
-    secret.data.iter().flatten().map(|(key, value)| (key.as_str(), value.0.as_slice())).collect()
+/// Text comes before bytes of the same key; the API lets no key be in both.
+impl ObjectData for ConfigMap {
+    fn all(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        let bytes = self.binary_data.iter().flatten().map(|(key, value)| (key.as_str(), value.0.as_slice()));
+        let text = self.data.iter().flatten().map(|(key, value)| (key.as_str(), value.as_bytes()));
+        bytes.chain(text)
+    }
+
+    fn value(&self, key: &str) -> Option<&[u8]> {
+        let text = self.data.as_ref().and_then(|data| data.get(key)).map(String::as_bytes);
+        text.or_else(|| Some(self.binary_data.as_ref()?.get(key)?.0.as_slice()))
+    }
+}
+
+impl ObjectData for Secret {
+    fn all(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.data.iter().flatten().map(|(key, value)| (key.as_str(), value.0.as_slice()))
+    }
+
+    fn value(&self, key: &str) -> Option<&[u8]> {
+        Some(self.data.as_ref()?.get(key)?.0.as_slice())
+    }
 }
 
 #[cfg(test)]

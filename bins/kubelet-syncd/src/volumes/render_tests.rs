@@ -73,7 +73,15 @@ fn try_volume(pod: &Pod, volume: serde_json::Value) -> Result<Vec<VolumeFile>, R
     volume["name"] = "v".into();
     let volume: Volume = serde_json::from_value(volume).unwrap();
     let content = Content::of(pod, &volume, 1 << 20).unwrap();
-    files(&content, pod, &objects_for(&content), &facts())
+    files(&content, pod, &objects_for(&content))
+}
+
+/// As they are sent.
+fn files(content: &Content, pod: &Pod, objects: &NamedObjects) -> Result<Vec<VolumeFile>, RenderError> {
+    let bytes = render(content, pod, objects, &facts())?.bytes;
+    let sent = VolumeContent::decode(&*bytes).unwrap();
+    assert!(sent.encode_to_vec() == bytes && bytes.len() <= MAX_CONTENT_BYTES);
+    Ok(sent.files)
 }
 
 /// Path, contents, mode and owner of each file.
@@ -269,6 +277,66 @@ fn the_same_is_the_same_and_secrets_are_not_printed() {
     assert!(!format!("{before:?}").contains("password"));
 }
 
+/// What comes of a projected volume with one source after another, where the configMap `big` has a key `k` of so many bytes.
+fn projected_of(sources: &[serde_json::Value], bytes: usize) -> Result<Vec<VolumeFile>, RenderError> {
+    let mut objects = NamedObjects::default();
+    objects.config_maps.insert("big".into(), config_map(serde_json::json!({"data": {"k": "x".repeat(bytes)}})));
+    let keys: serde_json::Map<_, _> = (0..15_000).map(|index| (index.to_string(), "".into())).collect();
+    objects.config_maps.insert("many".into(), config_map(serde_json::json!({"data": keys})));
+    let volume = serde_json::json!({"name": "v", "projected": {"defaultMode": 420, "sources": sources}});
+    let mut pod = plain();
+    pod.metadata.annotations = Some([("a".to_owned(), "x".repeat(250_000))].into());
+    let content = Content::of(&pod, &serde_json::from_value(volume).unwrap(), 0).unwrap();
+    files(&content, &pod, &objects)
+}
+
+#[test]
+fn one_large_key_in_many_files_ends_where_volnetd_takes_no_more() {
+    let items = |number: usize| -> Vec<_> {
+        (0..number).map(|index| serde_json::json!({"key": "k", "path": index.to_string()})).collect()
+    };
+    let of = |number, bytes| {
+        let items = items(number);
+        projected_of(&[serde_json::json!({"configMap": {"name": "big", "items": items}})], bytes).map(|f| f.len())
+    };
+    assert_eq!(of(15, 1 << 20), Ok(15));
+    // What is around the data counts as well.
+    assert_eq!(of(16, 1 << 20), Err(RenderError::TooLarge("15".into())));
+    assert_eq!(of(16, (1 << 20) - 3), Err(RenderError::TooLarge("9".into())));
+    assert_eq!(of(16, (1 << 20) - 20), Ok(16));
+    assert_eq!(of(5000, 1 << 20), Err(RenderError::TooLarge("15".into())));
+    assert_eq!(of(MAX_CONTENT_FILES, 1), Ok(MAX_CONTENT_FILES));
+    assert_eq!(of(MAX_CONTENT_FILES + 1, 1), Err(RenderError::TooManyFiles(MAX_CONTENT_FILES.to_string())));
+    assert_eq!(
+        RenderError::TooLarge("a".into()).to_string(),
+        "with \"a\" the volume's files have more than 16777216 bytes"
+    );
+}
+
+#[test]
+fn the_pods_annotations_in_many_files_end_where_volnetd_takes_no_more() {
+    let item = |path: String| serde_json::json!({"path": path, "fieldRef": {"fieldPath": "metadata.annotations"}});
+    let of = |items: Vec<_>| {
+        projected_of(&[serde_json::json!({"downwardAPI": {"items": items}})], 1).map(|files| files.len())
+    };
+    assert_eq!(of((0..60).map(|index| item(index.to_string())).collect()), Ok(60));
+    assert_eq!(of((0..5000).map(|index| item(index.to_string())).collect()), Err(RenderError::TooLarge("67".into())));
+    assert_eq!(of(vec![item("a".into()); 100]), Ok(1));
+    assert_eq!(of(vec![item("a".into()); 5000]), Err(RenderError::ReplacedTooOften("a".into())));
+}
+
+#[test]
+fn a_source_is_not_repeated_without_bound() {
+    let source = |name: &str| serde_json::json!({"configMap": {"name": name}});
+    let of = |name: &str, number: usize, bytes: usize| {
+        projected_of(&vec![source(name); number], bytes).map(|files| files.len())
+    };
+    assert_eq!(of("big", 100, 1 << 20), Ok(1));
+    assert_eq!(of("big", 5000, 1 << 20), Err(RenderError::ReplacedTooOften("k".into())));
+    assert_eq!(of("many", 10, 1), Ok(15_000));
+    assert!(matches!(of("many", 5000, 1), Err(RenderError::ReplacedTooOften(_))));
+}
+
 proptest::proptest! {
     /// Whatever keys and paths say, a file is below the volume, and no two of them are in each other's way.
     #[test]
@@ -284,7 +352,7 @@ proptest::proptest! {
         objects.config_maps.insert("y".into(), config_map(serde_json::json!({"data": {"k": "v"}})));
         for volume in [all, some] {
             let content = Content::of(&plain(), &serde_json::from_value(volume).unwrap(), 0).unwrap();
-            let Ok(files) = files(&content, &plain(), &objects, &facts()) else { continue };
+            let Ok(files) = files(&content, &plain(), &objects) else { continue };
             for file in &files {
                 proptest::prop_assert!(!file.path.starts_with('/') && !file.path.starts_with(".."));
                 proptest::prop_assert!(file.path.split('/').all(|part| !matches!(part, "" | "." | "..")));
@@ -306,7 +374,7 @@ proptest::proptest! {
         }
         let volume = serde_json::json!({"name": "v", "projected": {"sources": list, "defaultMode": 420}});
         let content = Content::of(&plain(), &serde_json::from_value(volume).unwrap(), 0).unwrap();
-        let got: Vec<(String, Vec<u8>)> = files(&content, &plain(), &objects, &facts())
+        let got: Vec<(String, Vec<u8>)> = files(&content, &plain(), &objects)
             .unwrap().into_iter().map(|f| (f.path, f.data)).collect();
         let mut expected = Vec::new();
         for name in ["a", "b", "c"] {

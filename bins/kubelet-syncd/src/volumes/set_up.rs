@@ -19,8 +19,8 @@ use kubelet_model::node_facts::NodeFacts;
 use kubelet_model::objects::named_objects::{NamedObjects, ObjectReferences};
 use kubelet_runtime::runtime::container_config::{MountedVolume, MountedVolumes};
 
-/// Volumes whose files are rendered or on their way to volnetd at a time, of all pods: each may be 16 MiB, twice. Volnetd writes as
-/// many at a time, and one connection of its broker is open for each.
+/// Volumes whose files are rendered or on their way to volnetd at a time, of all pods: each may have
+/// [`bulkhead_ipc::MAX_CONTENT_BYTES`], twice. Volnetd writes as many at a time, and one connection of its broker is open for each.
 pub const FILES_ON_THEIR_WAY: usize = 8;
 
 /// The verbs of volnetd that make volumes.
@@ -167,22 +167,26 @@ impl<V: VolumeVerbs> Maker<'_, V> {
     /// Puts the files of volumes that are set up already where they are others than `known` says, and notes them there.
     /// A volume that fails keeps the files that it has.
     pub async fn refresh(&self, plans: &[VolumePlan], known: &mut ContentHashes) -> Vec<VolumeError> {
-        let shown = &*known;
-        let looks = contents(plans).map(|(plan, content)| async move {
+        let (mut changed, mut errors) = (Vec::new(), Vec::new());
+        for (plan, content) in contents(plans) {
+            // A pod may have very many volumes: others have their turn between them.
+            tokio::task::yield_now().await;
             // What is as it was waits for nobody, and is not kept while the others are looked at.
-            if shown.get(plan.name.as_str()) == Some(&self.files(plan, content)?.hash) {
-                return Ok(None);
+            match self.files(plan, content) {
+                Ok(rendered) if known.get(plan.name.as_str()) == Some(&rendered.hash) => {}
+                Ok(_) => changed.push((plan, content)),
+                Err(error) => errors.push(error),
             }
+        }
+        let puts = changed.into_iter().map(|(plan, content)| async move {
             let _place = self.places.acquire().await;
             let rendered = self.files(plan, content)?;
             self.put(plan, &rendered).await?;
-            Ok::<_, VolumeError>(Some((plan.name.to_string(), rendered.hash)))
+            Ok::<_, VolumeError>((plan.name.to_string(), rendered.hash))
         });
-        let puts = join_all(looks).await;
-        let mut errors = Vec::new();
-        for put in puts {
+        for put in join_all(puts).await {
             match put {
-                Ok(put) => known.extend(put),
+                Ok((name, hash)) => _ = known.insert(name, hash),
                 Err(error) => errors.push(error),
             }
         }
@@ -216,6 +220,7 @@ impl<V: VolumeVerbs> Maker<'_, V> {
             }
             VolumeKind::Content(content) => {
                 let _place = self.places.acquire().await;
+                tokio::task::yield_now().await;
                 // What cannot be filled is not made.
                 let rendered = self.files(plan, content)?;
                 let request = api::SetUpContentRequest {

@@ -8,7 +8,7 @@ pub mod metrics;
 mod node_files;
 mod provider;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use bulkhead_config::credential_providers::{CredentialProviders, TokenAttributes};
@@ -74,9 +74,11 @@ impl Keyring {
             ObjectReferences { secrets: puller.secrets.iter().cloned().collect(), ..ObjectReferences::default() };
         let objects = named_objects::fetch(&*self.objects, puller.namespace, wanted).await;
         let mut secrets = Vec::new();
-        for name in puller.secrets {
+        let mut seen = HashSet::new();
+        // A name that stands there again gives nothing new, and its secret may be large.
+        for name in puller.secrets.iter().filter(|name| seen.insert(name.as_str())) {
             let entries = match objects.secret(name) {
-                Ok(secret) => entries_of(&secret).map(|entries| (secret, entries)),
+                Ok(secret) => entries_of(secret).map(|entries| (secret, entries)),
                 Err(error) => {
                     tracing::info!(secret = name, %error, "an image pull secret is not to be had");
                     None
@@ -84,7 +86,7 @@ impl Keyring {
             };
             match entries {
                 Some((secret, entries)) => secrets.extend(entries.into_iter().map(|entry| {
-                    let source = secret_source(puller.namespace, &secret, &entry.auth);
+                    let source = secret_source(puller.namespace, secret, &entry.auth);
                     (entry, Some(source))
                 })),
                 None => found.missing_secrets.push(name.clone()),
@@ -310,7 +312,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let broker = BrokerClient::new(&folder.path().join("nobody.sock"));
         let keyring = Keyring::new(Arc::new(NoObjects::new("n", BTreeMap::new())), broker, None);
-        let secrets = ["absent".to_owned()];
+        let secrets = ["absent".to_owned(), "absent".to_owned()];
         let puller = Puller { namespace: "n", pod: "p", pod_uid: "u", service_account: "", secrets: &secrets };
         let found = keyring.find(puller, "registry.test/a").await;
         assert!(found.credentials.is_empty());

@@ -90,14 +90,20 @@ fn never_asked<T>(kind: &str, name: &str) -> Lookup<T> {
 impl NamedObjects {
     /// # Errors
     /// [`LookupError`].
-    pub fn config_map(&self, name: &str) -> Lookup<Arc<ConfigMap>> {
-        self.config_maps.get(name).cloned().unwrap_or_else(|| never_asked("configmap", name))
+    pub fn config_map(&self, name: &str) -> Lookup<&ConfigMap> {
+        match self.config_maps.get(name) {
+            Some(found) => found.as_deref().map_err(Clone::clone),
+            None => never_asked("configmap", name),
+        }
     }
 
     /// # Errors
     /// [`LookupError`].
-    pub fn secret(&self, name: &str) -> Lookup<Arc<Secret>> {
-        self.secrets.get(name).cloned().unwrap_or_else(|| never_asked("secret", name))
+    pub fn secret(&self, name: &str) -> Lookup<&Secret> {
+        match self.secrets.get(name) {
+            Some(found) => found.as_deref().map_err(Clone::clone),
+            None => never_asked("secret", name),
+        }
     }
 
     /// # Errors

@@ -75,7 +75,10 @@ async fn once(cri: &CriClient, leftovers: &Leftovers, attempt: &Attempt) -> Outc
     let timeout = attempt.spec.timeout;
     let host = |host: &Option<String>| host.clone().unwrap_or_else(|| attempt.ip.clone());
     let asked = match &attempt.spec.action {
-        Action::Exec { command } => return exec(cri, leftovers, attempt, command).await,
+        Action::Exec { command } => match command.expanded() {
+            Ok(command) => return exec(cri, leftovers, attempt, &command).await,
+            Err(text) => return Outcome::unknown(text),
+        },
         Action::Http { https, host: of, port, path, headers } => port.as_ref().map(|port| {
             Request::Http(Get {
                 https: *https,

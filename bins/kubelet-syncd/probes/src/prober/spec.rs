@@ -1,6 +1,7 @@
 //! What a probe of a pod's spec asks for, worked out once: rules, times, and the action with everything in it that does
 //! not depend on the running pod. Pure.
 
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Probe;
@@ -24,7 +25,7 @@ pub struct ProbeSpec {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     Exec {
-        command: Vec<String>,
+        command: ExecCommand,
     },
     Http {
         https: bool,
@@ -43,6 +44,56 @@ pub enum Action {
     },
     /// The spec names none that is known.
     None,
+}
+
+/// Bytes that a command with its variables put in may have: as many commands as run at a time are in memory.
+const COMMAND_MAX: usize = 256 << 10;
+
+/// A command as the spec has it, and the variables that it names. They are put in at each try, as upstream does it: a spec of some KiB
+/// could make a command of many MiB, and what is kept for each probe of each pod is no larger than its spec.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExecCommand {
+    parts: Vec<String>,
+    variables: BTreeMap<String, String>,
+}
+
+impl ExecCommand {
+    /// Variables with a value of their own are put in; those from elsewhere count as empty (upstream
+    /// `ExpandContainerCommandOnlyStatic`).
+    fn of(container: &Container, command: &[String]) -> Self {
+        let own = container.env.iter().flatten();
+        let own: HashMap<&str, &str> =
+            own.map(|variable| (variable.name.as_str(), variable.value.as_deref().unwrap_or_default())).collect();
+        let mut variables = BTreeMap::new();
+        for part in command {
+            // Nothing is put in yet, so that the text grows no longer.
+            _ = expand(part, part.len(), |name| {
+                if let Some(value) = own.get(name) {
+                    variables.insert(name.to_owned(), (*value).to_owned());
+                }
+                None
+            });
+        }
+        ExecCommand { parts: command.to_vec(), variables }
+    }
+
+    /// The command as it runs.
+    ///
+    /// # Errors
+    /// A text for the probe's outcome, where it would be too long.
+    pub fn expanded(&self) -> Result<Vec<String>, String> {
+        let mut left = COMMAND_MAX;
+        let value_of = |name: &str| self.variables.get(name).map(String::as_bytes);
+        let expanded = self.parts.iter().map(|part| {
+            let bytes = expand(part, left, value_of).map_err(|_| {
+                format!("argument list too long: the command of the probe has more than {COMMAND_MAX} bytes")
+            })?;
+            left -= bytes.len();
+            // Text with text put in is text.
+            Ok(String::from_utf8_lossy(&bytes).into_owned())
+        });
+        expanded.collect()
+    }
 }
 
 /// The container's probe of that kind.
@@ -89,7 +140,7 @@ fn action(container: &Container, probe: &Probe) -> Action {
     // An error is told at each try.
     let port = |port: &IntOrString| spec::port_number(port, container.ports.as_deref().unwrap_or_default());
     if let Some(exec) = &probe.exec {
-        return Action::Exec { command: command(container, exec.command.as_deref().unwrap_or_default()) };
+        return Action::Exec { command: ExecCommand::of(container, exec.command.as_deref().unwrap_or_default()) };
     }
     if let Some(http) = &probe.http_get {
         return Action::Http {
@@ -109,16 +160,6 @@ fn action(container: &Container, probe: &Probe) -> Action {
         }
         None => Action::None,
     }
-}
-
-/// Variables with a value of their own are put in; those from elsewhere count as empty (upstream
-/// `ExpandContainerCommandOnlyStatic`).
-fn command(container: &Container, command: &[String]) -> Vec<String> {
-    let variables = || container.env.iter().flatten().rev();
-    let value_of =
-        |name: &str| variables().find(|v| v.name == name).map(|v| v.value.as_deref().unwrap_or_default().as_bytes());
-    // Text with text put in is text.
-    command.iter().map(|part| String::from_utf8_lossy(&expand(part, value_of)).into_owned()).collect()
 }
 
 #[cfg(test)]
@@ -166,8 +207,18 @@ mod tests {
 
     #[test]
     fn actions() {
-        let command = spec(serde_json::json!({"exec": {"command": ["a", "$(A)", "$(F)x", "$(NO)", "$$(A)"]}})).action;
-        assert_eq!(command, Action::Exec { command: ["a", "new", "x", "$(NO)", "$(A)"].map(str::to_owned).to_vec() });
+        let exec = |command: serde_json::Value| match spec(serde_json::json!({"exec": {"command": command}})).action {
+            Action::Exec { command } => command,
+            other => panic!("{other:?}"),
+        };
+        let command = exec(serde_json::json!(["a", "$(A)", "$(F)x", "$(NO)", "$$(A)"]));
+        assert_eq!(command.expanded(), Ok(["a", "new", "x", "$(NO)", "$(A)"].map(str::to_owned).to_vec()));
+        assert_eq!(command.variables.keys().collect::<Vec<_>>(), ["A", "F"]);
+        let long = |references: usize| exec(serde_json::json!(["$(A)".repeat(references), "$(A)"])).expanded();
+        // "new" is three bytes.
+        assert_eq!(long(COMMAND_MAX / 3 - 1).map(|parts| parts.concat().len()), Ok(COMMAND_MAX / 3 * 3));
+        let too_long = "argument list too long: the command of the probe has more than 262144 bytes";
+        assert_eq!(long(COMMAND_MAX / 3), Err(too_long.to_owned()));
         for (port, number) in [
             (serde_json::json!("web"), Ok(8080)),
             (serde_json::json!("81"), Ok(81)),

@@ -1,14 +1,15 @@
 //! CRI's ContainerConfig from a pod's container and what was prepared for this instance. Pure, like `sandbox_config`.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use bulkhead_cri::v1;
 use k8s_openapi::api::core::v1::{VolumeDevice, VolumeMount};
 use kubelet_model::v1::{Container, Pod};
 
-use super::env::{EnvError, Environment, expand_command};
+use super::argument_list::Environment;
+use super::env::{EnvError, expand_command};
 use super::image_volumes::ImageVolumes;
 use super::pod_runtime::PodRuntime;
 use super::request_check::Refusal;
@@ -144,14 +145,16 @@ pub fn wants_etc_hosts(container: &Container) -> bool {
 /// What `$(NAME)` stands for in a command, an argument and a `subPathExpr`, each name once: the spec's variables, and those that the
 /// container manager gives where the spec has none of the name (upstream GenerateRunContainerOptions hands on one list of both, of
 /// which the last of a name counts).
-fn variables<'a>(instance: &Instance<'a>) -> Cow<'a, [(String, Vec<u8>)]> {
+fn variables<'a>(instance: &Instance<'a>) -> Cow<'a, Environment> {
     let given = &instance.options.envs;
     if given.is_empty() {
         return Cow::Borrowed(instance.environment);
     }
-    let mut names: HashSet<&str> = instance.environment.iter().map(|(name, _)| name.as_str()).collect();
-    let more = given.iter().rev().filter(|(name, _)| names.insert(name));
-    Cow::Owned(instance.environment.iter().chain(more).cloned().collect())
+    let mut all = instance.environment.clone();
+    for (name, value) in given.iter().rev() {
+        all.entry(name.clone()).or_insert_with(|| value.clone());
+    }
+    Cow::Owned(all)
 }
 
 /// Everything that can be refused before anything is created for the instance: features that are not there yet, volumes,
@@ -187,7 +190,8 @@ pub fn container_config(
     verify_run_as_non_root(pod, identity, container, instance.image_user)?;
     let (command, args) = expand_command(container, &variables(instance))?;
     let options = instance.options;
-    let environment = options.envs.iter().chain(instance.environment);
+    let given = options.envs.iter().map(|(name, value)| (name, value));
+    let environment = given.chain(instance.environment);
     let mut annotations = options.annotations.clone();
     annotations.extend(container_annotations(container, pod, instance.restart_count));
     Ok(v1::ContainerConfig {
@@ -200,7 +204,7 @@ pub fn container_config(
         command,
         args,
         working_dir: container.working_dir.clone().unwrap_or_default(),
-        envs: environment.cloned().map(|(key, value)| v1::KeyValue { key, value }).collect(),
+        envs: environment.map(|(key, value)| v1::KeyValue { key: key.clone(), value: value.clone() }).collect(),
         mounts: mounts(container, instance, facts)?,
         devices: devices(container, instance)?,
         labels: container_labels(container, identity),

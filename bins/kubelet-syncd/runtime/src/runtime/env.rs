@@ -2,12 +2,14 @@
 //! services. Order and overriding are upstream's (`pkg/kubelet/kubelet_pods.go` makeEnvironmentVariables), except that
 //! where upstream's order is random ours is that of declaration.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{EnvFromSource, EnvVarSource};
 use kubelet_model::v1::{Container, Pod};
 
+use super::argument_list::{ArgumentsTooLong, Environment, Room, Variables};
 use super::env_files::{self, EnvFileError, EnvFiles};
 use kubelet_model::node_facts::NodeFacts;
 use kubelet_model::objects::named_objects::{LookupError, NamedObjects, ObjectReferences};
@@ -34,6 +36,8 @@ pub enum EnvError {
     Downward(#[from] DownwardError),
     #[error("{0:?} is not valid UTF-8 once its variables are put in")]
     NotText(String),
+    #[error(transparent)]
+    TooLong(#[from] ArgumentsTooLong),
 }
 
 impl EnvError {
@@ -47,9 +51,6 @@ impl EnvError {
         }
     }
 }
-
-/// Name and value, in the order in which they go to the runtime. A secret's value may be any bytes.
-pub type Environment = Vec<(String, Vec<u8>)>;
 
 /// What an environment is made of besides the pod.
 #[derive(Debug, Clone, Copy)]
@@ -90,58 +91,57 @@ pub fn environment(
         return Err(EnvError::ServicesNotRead);
     }
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
-    let service_variables = service_variables(inputs.services.known, namespace, links);
-    let mut result = Environment::new();
+    let services = service_variables(inputs.services.known, namespace, links)?;
+    let mut result = Variables::default();
     for from in container.env_from.iter().flatten() {
-        for (key, value) in values_of(from, inputs.objects)? {
-            set(&mut result, format!("{}{key}", from.prefix.as_deref().unwrap_or("")), value);
-        }
+        set_from(&mut result, from, inputs.objects)?;
     }
+    let known = ValueContext { pod, container, namespace, inputs, facts };
     for variable in container.env.iter().flatten() {
         let literal = variable.value.as_deref().unwrap_or("");
         let value = if !literal.is_empty() {
-            Some(expand(literal, |name| lookup(&result, name).or_else(|| lookup(&service_variables, name))))
+            let value_of = |name: &str| result.get(name).or_else(|| services.get(name));
+            let value = expand(literal, result.room(&variable.name)?, value_of);
+            Some(value.map_err(|_| ArgumentsTooLong::with_variable(&variable.name))?.into())
         } else if let Some(source) = &variable.value_from {
-            let known = ValueContext { pod, container, namespace, inputs, facts };
             known.value(source)?
         } else {
-            Some(Vec::new())
+            Some(Cow::Borrowed(&b""[..]))
         };
         // What is optional and absent leaves what envFrom may have set.
         if let Some(value) = value {
-            set(&mut result, variable.name.clone(), value);
+            result.set(variable.name.clone(), value)?;
         }
     }
-    for (name, value) in service_variables {
-        if lookup(&result, &name).is_none() {
-            result.push((name, value));
-        }
+    for (name, value) in services.finish() {
+        result.add(name, value)?;
     }
-    Ok(result)
+    Ok(result.finish())
 }
 
 /// Keys and values of one `envFrom`, by key; none of an optional source that does not exist.
-fn values_of(from: &EnvFromSource, objects: &NamedObjects) -> Result<BTreeMap<String, Vec<u8>>, EnvError> {
+fn set_from(result: &mut Variables, from: &EnvFromSource, objects: &NamedObjects) -> Result<(), EnvError> {
+    let name = |key: &str| format!("{}{key}", from.prefix.as_deref().unwrap_or(""));
     if let Some(source) = &from.config_map_ref {
-        return match objects.config_map(&source.name) {
-            Ok(map) => Ok(map.data.iter().flatten().map(|(k, v)| (k.clone(), v.clone().into_bytes())).collect()),
-            Err(error) => none_if_optional(error, source.optional),
-        };
+        let map = or_none_if_optional(objects.config_map(&source.name), source.optional)?;
+        for (key, value) in map.and_then(|map| map.data.as_ref()).into_iter().flatten() {
+            result.set(name(key), Cow::Borrowed(value.as_bytes()))?;
+        }
+    } else if let Some(source) = &from.secret_ref {
+        let secret = or_none_if_optional(objects.secret(&source.name), source.optional)?;
+        for (key, value) in secret.and_then(|secret| secret.data.as_ref()).into_iter().flatten() {
+            result.set(name(key), Cow::Borrowed(&value.0))?;
+        }
     }
-    if let Some(source) = &from.secret_ref {
-        return match objects.secret(&source.name) {
-            Ok(secret) => Ok(secret.data.iter().flatten().map(|(k, v)| (k.clone(), v.0.clone())).collect()),
-            Err(error) => none_if_optional(error, source.optional),
-        };
-    }
-    Ok(BTreeMap::new())
+    Ok(())
 }
 
 /// Only an object that is known not to exist may be missed.
-fn none_if_optional<T: Default>(error: LookupError, optional: Option<bool>) -> Result<T, EnvError> {
-    match error {
-        LookupError::NotFound { .. } if optional == Some(true) => Ok(T::default()),
-        error => Err(error.into()),
+fn or_none_if_optional<T>(found: Result<&T, LookupError>, optional: Option<bool>) -> Result<Option<&T>, EnvError> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(LookupError::NotFound { .. }) if optional == Some(true) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -154,89 +154,103 @@ struct ValueContext<'a> {
     facts: &'a NodeFacts,
 }
 
-impl ValueContext<'_> {
+impl<'a> ValueContext<'a> {
     /// None: it is optional and absent.
-    fn value(&self, source: &EnvVarSource) -> Result<Option<Vec<u8>>, EnvError> {
+    fn value(&self, source: &EnvVarSource) -> Result<Option<Cow<'a, [u8]>>, EnvError> {
         let objects = self.inputs.objects;
         Ok(match source {
             EnvVarSource { field_ref: Some(field), .. } => {
-                Some(variable_field(self.pod, &field.field_path, self.inputs.pod_ips, self.facts)?.into_bytes())
+                let text = variable_field(self.pod, &field.field_path, self.inputs.pod_ips, self.facts)?;
+                Some(text.into_bytes().into())
             }
             EnvVarSource { resource_field_ref: Some(resource), .. } => {
-                Some(variable_resource(resource, self.pod, self.container, self.facts)?.into_bytes())
+                Some(variable_resource(resource, self.pod, self.container, self.facts)?.into_bytes().into())
             }
             EnvVarSource { config_map_key_ref: Some(key), .. } => {
-                let map = match objects.config_map(&key.name) {
-                    Ok(map) => map,
-                    Err(error) => return none_if_optional(error, key.optional),
+                let Some(map) = or_none_if_optional(objects.config_map(&key.name), key.optional)? else {
+                    return Ok(None);
                 };
-                let value = map.data.as_ref().and_then(|d| d.get(&key.key)).map(|text| text.clone().into_bytes());
+                let value = map.data.as_ref().and_then(|d| d.get(&key.key)).map(String::as_bytes);
                 self.or_no_key(value, "ConfigMap", &key.name, &key.key, key.optional)?
             }
             EnvVarSource { secret_key_ref: Some(key), .. } => {
-                let secret = match objects.secret(&key.name) {
-                    Ok(secret) => secret,
-                    Err(error) => return none_if_optional(error, key.optional),
+                let Some(secret) = or_none_if_optional(objects.secret(&key.name), key.optional)? else {
+                    return Ok(None);
                 };
-                let value = secret.data.as_ref().and_then(|d| d.get(&key.key)).map(|bytes| bytes.0.clone());
+                let value = secret.data.as_ref().and_then(|d| d.get(&key.key)).map(|bytes| bytes.0.as_slice());
                 self.or_no_key(value, "Secret", &key.name, &key.key, key.optional)?
             }
             EnvVarSource { file_key_ref: Some(key), .. } if self.facts.env_files => {
-                env_files::value(self.inputs.files, key)?
+                env_files::value(self.inputs.files, key)?.map(Cow::Borrowed)
             }
-            _ => Some(Vec::new()),
+            _ => Some(Cow::Borrowed(b"")),
         })
     }
 
     fn or_no_key(
         &self,
-        value: Option<Vec<u8>>,
+        value: Option<&'a [u8]>,
         kind: &'static str,
         name: &str,
         key: &str,
         optional: Option<bool>,
-    ) -> Result<Option<Vec<u8>>, EnvError> {
+    ) -> Result<Option<Cow<'a, [u8]>>, EnvError> {
         if value.is_some() || optional == Some(true) {
-            return Ok(value);
+            return Ok(value.map(Cow::Borrowed));
         }
         let (namespace, name, key) = (self.namespace.to_owned(), name.to_owned(), key.to_owned());
         Err(EnvError::NoKey { kind, key, namespace, name })
     }
 }
 
-/// A name that is there already keeps its place.
-fn set(environment: &mut Environment, name: String, value: Vec<u8>) {
-    match environment.iter_mut().find(|(n, _)| *n == name) {
-        Some((_, old)) => *old = value,
-        None => environment.push((name, value)),
-    }
-}
-
-pub(super) fn lookup<'a>(environment: &'a [(String, Vec<u8>)], name: &str) -> Option<&'a [u8]> {
-    environment.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_slice())
-}
-
 /// Command and arguments with every variable of the environment put in.
 ///
 /// # Errors
-/// [`EnvError::NotText`]: the runtime takes text only.
+/// [`EnvError::NotText`]: the runtime takes text only. [`EnvError::TooLong`] as soon as there is no room left beside the environment.
 pub fn expand_command(
     container: &Container,
-    environment: &[(String, Vec<u8>)],
+    environment: &Environment,
 ) -> Result<(Vec<String>, Vec<String>), EnvError> {
-    let expand_all = |list: &Option<Vec<String>>| {
-        let expanded = list.iter().flatten().map(|text| {
-            String::from_utf8(expand(text, |name| lookup(environment, name)))
-                .map_err(|_| EnvError::NotText(text.clone()))
-        });
-        expanded.collect::<Result<Vec<String>, EnvError>>()
-    };
-    Ok((expand_all(&container.command)?, expand_all(&container.args)?))
+    let (command, args, _) = expanded(container, environment)?;
+    Ok((command, args))
+}
+
+/// Whether a start with these is to wait for its turn among the large ones.
+///
+/// # Errors
+/// As [`expand_command`].
+pub(super) fn is_large(container: &Container, environment: &Environment) -> Result<bool, EnvError> {
+    let (command, args, room) = expanded(container, environment)?;
+    Ok(room.is_large(environment.len() + command.len() + args.len()))
+}
+
+/// Command and arguments, and how much room they leave.
+fn expanded(container: &Container, environment: &Environment) -> Result<(Vec<String>, Vec<String>, Room), EnvError> {
+    let mut room = Room::beside(environment);
+    let command = expand_all("command", container.command.as_ref(), environment, &mut room)?;
+    let args = expand_all("args", container.args.as_ref(), environment, &mut room)?;
+    Ok((command, args, room))
+}
+
+fn expand_all(
+    field: &str,
+    list: Option<&Vec<String>>,
+    environment: &Environment,
+    room: &mut Room,
+) -> Result<Vec<String>, EnvError> {
+    let value_of = |name: &str| environment.get(name).map(Vec::as_slice);
+    let expanded = list.into_iter().flatten().enumerate().map(|(index, text)| {
+        let which = || format!("{field}[{index}]");
+        let expanded = expand(text, room.text(), value_of).map_err(|_| ArgumentsTooLong::Passed(which()))?;
+        room.take(&expanded, which)?;
+        String::from_utf8(expanded).map_err(|_| EnvError::NotText(text.clone()))
+    });
+    expanded.collect()
 }
 
 /// Variables for the services of the namespace (if wanted) and, always, for `kubernetes` in `default`
-/// (upstream `pkg/kubelet/envvars`).
-pub fn service_variables(services: &[Service], namespace: &str, links: bool) -> Environment {
+/// (upstream `pkg/kubelet/envvars`). Where two give the same name (`a` and `a-service`), the first counts.
+fn service_variables(services: &[Service], namespace: &str, links: bool) -> Result<Variables, ArgumentsTooLong> {
     let mut chosen: BTreeMap<&str, &Service> = BTreeMap::new();
     for service in services {
         if service.cluster_ip.is_empty() || service.cluster_ip == "None" {
@@ -249,18 +263,18 @@ pub fn service_variables(services: &[Service], namespace: &str, links: bool) -> 
             chosen.entry(&service.name).or_insert(service);
         }
     }
-    let mut result = Environment::new();
+    let mut result = Variables::default();
     for (name, service) in chosen {
         let prefix = name.replace('-', "_").to_uppercase();
         let ip = &service.cluster_ip;
-        let mut set = |suffix: String, value: String| result.push((format!("{prefix}_{suffix}"), value.into_bytes()));
-        set("SERVICE_HOST".to_owned(), ip.clone());
+        let mut set = |suffix: String, value: String| result.add(format!("{prefix}_{suffix}"), value.into_bytes());
+        set("SERVICE_HOST".to_owned(), ip.clone())?;
         if let Some(first) = service.ports.first() {
-            set("SERVICE_PORT".to_owned(), first.port.to_string());
+            set("SERVICE_PORT".to_owned(), first.port.to_string())?;
         }
         for port in service.ports.iter().filter(|p| !p.name.is_empty()) {
             let port_name = port.name.replace('-', "_").to_uppercase();
-            set(format!("SERVICE_PORT_{port_name}"), port.port.to_string());
+            set(format!("SERVICE_PORT_{port_name}"), port.port.to_string())?;
         }
         for (index, port) in service.ports.iter().enumerate() {
             let upper = if port.protocol.is_empty() { "TCP".to_owned() } else { port.protocol.to_uppercase() };
@@ -268,16 +282,16 @@ pub fn service_variables(services: &[Service], namespace: &str, links: bool) -> 
             let host = if ip.contains(':') { format!("[{ip}]") } else { ip.clone() };
             let url = format!("{lower}://{host}:{}", port.port);
             if index == 0 {
-                set("PORT".to_owned(), url.clone());
+                set("PORT".to_owned(), url.clone())?;
             }
             let base = format!("PORT_{}_{upper}", port.port);
-            set(base.clone(), url);
-            set(format!("{base}_PROTO"), lower);
-            set(format!("{base}_PORT"), port.port.to_string());
-            set(format!("{base}_ADDR"), ip.clone());
+            set(base.clone(), url)?;
+            set(format!("{base}_PROTO"), lower)?;
+            set(format!("{base}_PORT"), port.port.to_string())?;
+            set(format!("{base}_ADDR"), ip.clone())?;
         }
     }
-    result
+    Ok(result)
 }
 
 #[cfg(test)]

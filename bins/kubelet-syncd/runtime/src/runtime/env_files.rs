@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use k8s_openapi::api::core::v1::FileKeySelector;
 use kubelet_model::v1::Container;
 
+use super::argument_list::ARGUMENT_LIST_MAX;
 use kubelet_model::validation::field::quote;
 
 /// The longest line, its end included (upstream reads by Go's `bufio.Scanner`).
@@ -22,22 +23,54 @@ pub enum EnvFileError {
     Unusable,
     #[error("environment variable key {} not found in file {}", quote(.key), quote(&.file.to_string_lossy()))]
     NoKey { key: String, file: PathBuf },
+    /// They would all be in one environment.
+    #[error("argument list too long: the values in env files have more than {ARGUMENT_LIST_MAX} bytes")]
+    TooLong,
     /// Nobody has answered: nothing is known to be wrong with the pod.
     #[error("{0}")]
     Away(String),
 }
 
-/// A file as it was a moment ago.
-#[derive(Clone, PartialEq, Eq, Default)]
+/// What a file said a moment ago of the variables that are wanted of it.
+#[derive(Clone, PartialEq, Eq)]
 pub struct EnvFile {
     /// Its name on the host.
-    pub path: PathBuf,
-    pub bytes: Vec<u8>,
+    path: PathBuf,
+    values: BTreeMap<String, Result<Option<Vec<u8>>, SyntaxError>>,
+}
+
+impl EnvFile {
+    /// Reads it once, whatever number of variables is wanted. The first of each name counts, and what stands after it is not looked at.
+    pub fn read(path: PathBuf, bytes: &[u8], wanted: &BTreeSet<String>) -> Self {
+        let mut values = BTreeMap::new();
+        let mut variables = Variables { lines: Lines { rest: bytes, number: 0 } };
+        while values.len() < wanted.len() {
+            let end = match variables.next() {
+                Ok(Some((name, value))) => {
+                    if let Some(name) = str::from_utf8(name).ok().and_then(|name| wanted.get(name)) {
+                        values.entry(name.clone()).or_insert(Ok(Some(value)));
+                    }
+                    continue;
+                }
+                Ok(None) => Ok(None),
+                Err(error) => Err(error),
+            };
+            for name in wanted {
+                values.entry(name.clone()).or_insert_with(|| end.clone());
+            }
+        }
+        EnvFile { path, values }
+    }
+
+    /// Bytes of the values.
+    pub fn size(&self) -> usize {
+        self.values.values().flatten().flatten().map(Vec::len).sum()
+    }
 }
 
 impl std::fmt::Debug for EnvFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("EnvFile").field("path", &self.path).field("bytes", &self.bytes.len()).finish()
+        f.debug_struct("EnvFile").field("path", &self.path).field("variables", &self.values.keys()).finish()
     }
 }
 
@@ -47,11 +80,14 @@ pub type EnvFileName = (String, String);
 /// What came of reading each file that an environment names.
 pub type EnvFiles = BTreeMap<EnvFileName, Result<EnvFile, EnvFileError>>;
 
-/// The files that a container's environment names, each once.
-pub fn wanted(container: &Container) -> BTreeSet<EnvFileName> {
+/// The files that a container's environment names, each once, and the variables that it wants of each.
+pub fn wanted(container: &Container) -> BTreeMap<EnvFileName, BTreeSet<String>> {
     let computed = container.env.iter().flatten().filter(|v| v.value.as_deref().unwrap_or("").is_empty());
-    let sources = computed.filter_map(|v| v.value_from.as_ref()?.file_key_ref.as_ref());
-    sources.map(name_of).collect()
+    let mut wanted: BTreeMap<EnvFileName, BTreeSet<String>> = BTreeMap::new();
+    for selector in computed.filter_map(|v| v.value_from.as_ref()?.file_key_ref.as_ref()) {
+        wanted.entry(name_of(selector)).or_default().insert(selector.key.clone());
+    }
+    wanted
 }
 
 fn name_of(selector: &FileKeySelector) -> EnvFileName {
@@ -60,13 +96,14 @@ fn name_of(selector: &FileKeySelector) -> EnvFileName {
 
 /// The variable's value; `None` where it is optional and not in the file. As upstream has it, a value without a
 /// character counts as none, and a file that is not there is an error even for what is optional.
-pub fn value(files: &EnvFiles, selector: &FileKeySelector) -> Result<Option<Vec<u8>>, EnvFileError> {
+pub fn value<'a>(files: &'a EnvFiles, selector: &FileKeySelector) -> Result<Option<&'a [u8]>, EnvFileError> {
+    let not_read = || EnvFileError::Away(format!("the file {:?} has not been read", selector.path));
     let file = match files.get(&name_of(selector)) {
         Some(Ok(file)) => file,
         Some(Err(error)) => return Err(error.clone()),
-        None => return Err(EnvFileError::Away(format!("the file {:?} has not been read", selector.path))),
+        None => return Err(not_read()),
     };
-    let value = key_in(&file.bytes, &selector.key).map_err(|error| {
+    let value = file.values.get(&selector.key).ok_or_else(not_read)?.as_ref().map_err(|error| {
         tracing::info!(file = %file.path.display(), %error, "a file with variables cannot be used");
         EnvFileError::Unusable
     })?;
@@ -96,18 +133,27 @@ pub enum SyntaxError {
     LongLine(usize),
 }
 
-/// The value of the first variable of that name, or `None`. What stands after it is not looked at.
+/// A variable's name and value.
+type Variable<'a> = (&'a [u8], Vec<u8>);
+
+/// The variables of a file, one after another.
 ///
 /// A subset of the shell's syntax: `NAME='value'`, where the value may go over lines and nothing in it is special;
 /// blank lines and comments between; `NAME= 'value'` is empty.
-fn key_in(bytes: &[u8], key: &str) -> Result<Option<Vec<u8>>, SyntaxError> {
-    let mut lines = Lines { rest: bytes, number: 0 };
-    while let Some(line) = lines.next()? {
-        let line = trim_start(line);
-        if line.is_empty() || line.starts_with(b"#") {
-            continue;
-        }
-        let at = lines.number;
+struct Variables<'a> {
+    lines: Lines<'a>,
+}
+
+impl<'a> Variables<'a> {
+    fn next(&mut self) -> Result<Option<Variable<'a>>, SyntaxError> {
+        let line = loop {
+            let Some(line) = self.lines.next()? else { return Ok(None) };
+            let line = trim_start(line);
+            if !line.is_empty() && !line.starts_with(b"#") {
+                break line;
+            }
+        };
+        let at = self.lines.number;
         let equals = line.iter().position(|b| *b == b'=').ok_or(SyntaxError::NoEquals(at))?;
         let (name, value) = (&line[..equals], &line[equals + 1..]);
         match name.last() {
@@ -115,12 +161,8 @@ fn key_in(bytes: &[u8], key: &str) -> Result<Option<Vec<u8>>, SyntaxError> {
             Some(b' ' | b'\t') => return Err(SyntaxError::SpaceBeforeEquals(at)),
             Some(_) => {}
         }
-        let found = name == key.as_bytes();
         if value.starts_with(b" ") || value.starts_with(b"\t") {
-            if found {
-                return Ok(Some(Vec::new()));
-            }
-            continue;
+            return Ok(Some((name, Vec::new())));
         }
         let Some(mut rest) = value.strip_prefix(b"'") else { return Err(SyntaxError::NotQuoted(at)) };
         let mut whole = Vec::new();
@@ -129,19 +171,15 @@ fn key_in(bytes: &[u8], key: &str) -> Result<Option<Vec<u8>>, SyntaxError> {
                 whole.extend_from_slice(&rest[..end]);
                 let after = trim_start(&rest[end + 1..]);
                 if !after.is_empty() && !after.starts_with(b"#") {
-                    return Err(SyntaxError::AfterQuote(lines.number));
+                    return Err(SyntaxError::AfterQuote(self.lines.number));
                 }
-                break;
+                return Ok(Some((name, whole)));
             }
             whole.extend_from_slice(rest);
             whole.push(b'\n');
-            rest = lines.next()?.ok_or(SyntaxError::Unclosed(at))?;
-        }
-        if found {
-            return Ok(Some(whole));
+            rest = self.lines.next()?.ok_or(SyntaxError::Unclosed(at))?;
         }
     }
-    Ok(None)
 }
 
 fn trim_start(mut line: &[u8]) -> &[u8] {
@@ -179,7 +217,8 @@ mod tests {
     use super::*;
 
     fn key(text: &str, key: &str) -> Result<Option<String>, String> {
-        let value = key_in(text.as_bytes(), key).map_err(|error| error.to_string())?;
+        let file = EnvFile::read(PathBuf::new(), text.as_bytes(), &[key.to_owned()].into());
+        let value = file.values[key].clone().map_err(|error| error.to_string())?;
         Ok(value.map(|bytes| String::from_utf8(bytes).unwrap()))
     }
 
@@ -235,12 +274,13 @@ mod tests {
         };
         let name = ("v".to_owned(), "dir/env".to_owned());
         let of = |bytes: &[u8]| {
-            let file = EnvFile { path: "/pods/v/dir/env".into(), bytes: bytes.to_vec() };
+            let wanted = ["A", "E", "Z", "BYTES"].map(str::to_owned).into();
+            let file = EnvFile::read("/pods/v/dir/env".into(), bytes, &wanted);
             EnvFiles::from([(name.clone(), Ok(file))])
         };
         let files = of(b"A='1'\nE=''\nBYTES='\xff'");
-        assert_eq!(value(&files, &selector("A", false)), Ok(Some(b"1".to_vec())));
-        assert_eq!(value(&files, &selector("BYTES", false)), Ok(Some(b"\xff".to_vec())));
+        assert_eq!(value(&files, &selector("A", false)), Ok(Some(&b"1"[..])));
+        assert_eq!(value(&files, &selector("BYTES", false)), Ok(Some(&b"\xff"[..])));
         for absent in ["E", "Z"] {
             assert_eq!(value(&files, &selector(absent, true)), Ok(None));
             assert_eq!(
@@ -258,7 +298,22 @@ mod tests {
             "cannot find the volume \"v\" referenced by FileKeyRef"
         );
         assert!(matches!(value(&EnvFiles::new(), &selector("A", true)), Err(EnvFileError::Away(_))));
-        assert!(!format!("{files:?}").contains("BYTES"));
+        assert!(!format!("{files:?}").contains("255"));
+        assert!(matches!(value(&files, &selector("NOT_WANTED", true)), Err(EnvFileError::Away(_))));
+    }
+
+    /// One pass gives what one search for each gives.
+    #[test]
+    fn many_variables_of_one_file() {
+        let names: BTreeSet<String> = (0..5000).map(|index| format!("K{index}")).collect();
+        let text: String = names.iter().rev().map(|name| format!("{name}='{name}'\n{name}='again'\n")).collect();
+        let file = EnvFile::read(PathBuf::new(), text.as_bytes(), &names);
+        assert!(names.iter().all(|name| file.values[name] == Ok(Some(name.clone().into_bytes()))));
+        assert_eq!(file.size(), names.iter().map(String::len).sum::<usize>());
+        // Before and after an error.
+        let both = ["A", "Z"].map(str::to_owned).into();
+        let file = EnvFile::read(PathBuf::new(), b"A='1'\nnonsense\nZ='2'", &both);
+        assert_eq!((&file.values["A"], &file.values["Z"]), (&Ok(Some(b"1".to_vec())), &Err(SyntaxError::NoEquals(2))));
     }
 
     proptest::proptest! {
@@ -269,7 +324,7 @@ mod tests {
             for (i, value) in values.iter().enumerate() {
                 proptest::prop_assert_eq!(key(&text, &format!("K{i}")), Ok(Some(value.clone())));
             }
-            let _ = key_in(&noise, "K");
+            let _ = EnvFile::read(PathBuf::new(), &noise, &["K".to_owned()].into());
         }
     }
 }

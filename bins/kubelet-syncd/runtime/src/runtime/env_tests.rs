@@ -167,7 +167,7 @@ fn who_wins() {
         &recorded_objects(),
     )
     .unwrap();
-    let expected: Environment = [
+    let expected: Vec<(String, Vec<u8>)> = [
         ("k1", &b"v1"[..]),
         // The later of two sources, and what is optional and absent takes nothing away.
         ("k2", b"other"),
@@ -178,7 +178,7 @@ fn who_wins() {
     ]
     .map(|(name, value)| (name.to_owned(), value.to_vec()))
     .to_vec();
-    assert_eq!(env, expected);
+    assert_eq!(env.into_iter().collect::<Vec<_>>(), expected);
 }
 
 #[test]
@@ -216,7 +216,8 @@ fn variables_from_files() {
     let name = ("v".to_owned(), "env".to_owned());
     let run = |env: serde_json::Value, file: Result<&str, EnvFileError>, gate: bool| {
         let p = pod(serde_json::json!({"name": "c", "env": env}));
-        let file = file.map(|text| env_files::EnvFile { path: "/v/env".into(), bytes: text.into() });
+        let wanted = ["K", "NONE"].map(str::to_owned).into();
+        let file = file.map(|text| env_files::EnvFile::read("/v/env".into(), text.as_bytes(), &wanted));
         let (files, objects) = (EnvFiles::from([(name.clone(), file)]), NamedObjects::default());
         let inputs = Inputs { files: &files, ..inputs(&[], &[], &objects) };
         let facts = NodeFacts { env_files: gate, ..facts() };
@@ -247,7 +248,8 @@ fn variables_from_files() {
         assert_eq!((error.to_string().as_str(), error.is_transient()), (text, transient));
     }
     let container: Container = serde_json::from_value(serde_json::json!({"name": "c", "env": env()})).unwrap();
-    assert_eq!(env_files::wanted(&container), [name].into());
+    let keys = ["K", "NONE"].map(str::to_owned).into();
+    assert_eq!(env_files::wanted(&container), [(name, keys)].into());
 }
 
 #[test]
@@ -272,7 +274,7 @@ fn service_variables_as_recorded() {
         &[kubernetes()],
     )
     .unwrap();
-    let get = |name: &str| std::str::from_utf8(lookup(&env, name).unwrap()).unwrap();
+    let get = |name: &str| std::str::from_utf8(&env[name]).unwrap();
     assert_eq!(env.len(), 8);
     assert_eq!(get("KUBERNETES_PORT"), "mine");
     assert_eq!(get("KUBERNETES_SERVICE_HOST"), "10.96.0.1");
@@ -295,9 +297,9 @@ fn which_services_count() {
     let headless = Service { cluster_ip: "None".into(), ..own.clone() };
     let other = Service { namespace: "else".into(), ..own.clone() };
     let all = [kubernetes(), headless, other, own];
-    let names = |links| service_variables(&all, "ns", links);
+    let names = |links| service_variables(&all, "ns", links).unwrap().finish();
     assert_eq!(names(false).len(), 8);
-    assert!(names(true).contains(&("MY_DB_PORT_53_UDP".into(), b"udp://[fd00::5]:53".to_vec())));
+    assert!(names(true)["MY_DB_PORT_53_UDP"] == b"udp://[fd00::5]:53");
     assert_eq!(names(true).len(), 15);
 }
 
@@ -350,14 +352,102 @@ fn expansion() {
         ("$()", "$()"),
         ("ü$(A)ü", "üxü"),
     ] {
-        assert_eq!(expand(text, value), expected.as_bytes(), "{text}");
+        assert_eq!(expand(text, 100, value), Ok(expected.into()), "{text}");
     }
     let p = pod(serde_json::json!({"name": "c", "command": ["$(A)"], "args": ["$$(A)", "$(B)"]}));
-    let env = [("A".to_owned(), b"1".to_vec())];
+    let env = [("A".to_owned(), b"1".to_vec())].into();
     let expanded = (vec!["1".to_owned()], vec!["$(A)".to_owned(), "$(B)".to_owned()]);
     assert_eq!(expand_command(&containers(&p)[0], &env), Ok(expanded));
-    let bytes = [("A".to_owned(), vec![0xff])];
+    let bytes = [("A".to_owned(), vec![0xff])].into();
     assert_eq!(expand_command(&containers(&p)[0], &bytes), Err(EnvError::NotText("$(A)".into())));
+}
+
+/// Objects with one configMap, `big`.
+fn big(data: impl IntoIterator<Item = (String, String)>) -> NamedObjects {
+    let map = ConfigMap { data: Some(data.into_iter().collect()), ..ConfigMap::default() };
+    NamedObjects { config_maps: [("big".to_owned(), Ok(Arc::new(map)))].into(), ..NamedObjects::default() }
+}
+
+fn too_long(what: &str) -> EnvError {
+    EnvError::TooLong(ArgumentsTooLong::Passed(what.to_owned()))
+}
+
+#[test]
+fn references_to_references_end_where_no_kernel_takes_more() {
+    let level =
+        |index: i32| serde_json::json!({"name": format!("V{index}"), "value": format!("$(V{})", index - 1).repeat(20)});
+    let env: Vec<_> = std::iter::once(serde_json::json!({"name": "V0", "value": "x".repeat(1000)}))
+        .chain((1..=8).map(level))
+        .collect();
+    let container = |levels: usize| serde_json::json!({"name": "c", "env": env[..=levels].to_vec()});
+    // 1000, 20,000 and 400,000 bytes.
+    assert_eq!(run(container(2), &[]).unwrap()["V2"].len(), 400_000);
+    assert_eq!(run(container(8), &[]), Err(too_long("variable \"V3\"")));
+}
+
+#[test]
+fn one_large_value_under_many_names_ends_where_no_kernel_takes_more() {
+    let objects = big([("k".to_owned(), "x".repeat(1 << 20))]);
+    let key = serde_json::json!({"configMapKeyRef": {"name": "big", "key": "k"}});
+    let of = |number: usize, same: bool| {
+        let name = |index| if same { "SAME".to_owned() } else { format!("V{index}") };
+        let env: Vec<_> = (0..number).map(|index| serde_json::json!({"name": name(index), "valueFrom": key})).collect();
+        run_with(serde_json::json!({"name": "c", "env": env}), &[], &objects).map(|env| env.len())
+    };
+    assert_eq!(of(5, false), Ok(5));
+    assert_eq!(of(10_000, false), Err(too_long("variable \"V5\"")));
+    assert_eq!(of(20, true), Ok(1));
+    assert_eq!(of(10_000, true), Err(EnvError::TooLong(ArgumentsTooLong::Written("variable \"SAME\"".into()))));
+}
+
+#[test]
+fn arguments_count_with_the_environment() {
+    let of = |references: usize, value: usize| {
+        let args = ["short".to_owned(), "$(V)".repeat(references)];
+        let p = pod(serde_json::json!({"name": "c", "command": ["$(V)"], "args": args}));
+        let env = Environment::from([("V".to_owned(), vec![b'x'; value])]);
+        let expanded = expand_command(&containers(&p)[0], &env);
+        let large = is_large(&containers(&p)[0], &env);
+        assert_eq!(large.as_ref().err(), expanded.as_ref().err());
+        expanded.map(|(command, args)| (command[0].len(), args[1].len(), large.unwrap()))
+    };
+    assert_eq!(of(3, 10), Ok((10, 30, false)));
+    // The variable itself, the command, and three of it in an argument.
+    assert_eq!(of(3, 1 << 20), Ok((1 << 20, 3 << 20, true)));
+    assert_eq!(of(4, 1 << 20), Err(too_long("args[1]")));
+    assert_eq!(of(100_000, 1 << 20), Err(too_long("args[1]")));
+    assert_eq!(of(0, 4 << 20), Err(too_long("command[0]")));
+}
+
+#[test]
+fn very_many_variables_of_one_map() {
+    let objects = big((0..100_000).map(|index| (format!("K{index}"), String::new())));
+    let of = |prefixes: usize| {
+        let from: Vec<_> = (0..prefixes)
+            .map(|index| serde_json::json!({"prefix": format!("P{index}_"), "configMapRef": {"name": "big"}}))
+            .collect();
+        run_with(serde_json::json!({"name": "c", "envFrom": from}), &[kubernetes()], &objects)
+    };
+    let env = of(3).unwrap();
+    assert_eq!(env.len(), 3 * 100_000 + 8);
+    assert_eq!(env.get_index(100_000).map(|(name, _)| name.as_str()), Some("P1_K0"));
+    assert!(
+        matches!(of(1000), Err(EnvError::TooLong(ArgumentsTooLong::Passed(what))) if what.starts_with("variable \"P3_"))
+    );
+}
+
+#[test]
+fn very_many_services() {
+    let service = |index| Service { namespace: "ns".into(), name: format!("service-{index}"), ..kubernetes() };
+    let some: Vec<_> = (0..2000).map(service).collect();
+    let container = || serde_json::json!({"name": "c", "env": [{"name": "A", "value": "$(SERVICE_1999_PORT)"}]});
+    let env = run(container(), &some).unwrap();
+    assert_eq!((env.len(), env["A"].as_slice()), (2000 * 8 + 1, &b"tcp://10.96.0.1:443"[..]));
+    let many: Vec<_> = (0..30_000).map(service).collect();
+    assert!(matches!(run(container(), &many), Err(EnvError::TooLong(ArgumentsTooLong::Passed(_)))));
+    // `A_SERVICE_PORT` is of both, and the first counts.
+    let both = ["a", "a-service"].map(|name| Service { namespace: "ns".into(), name: name.into(), ..kubernetes() });
+    assert_eq!(run(serde_json::json!({"name": "c"}), &both).unwrap()["A_SERVICE_PORT"], b"443");
 }
 
 proptest::proptest! {

@@ -2,17 +2,19 @@
 //! variables, image volumes, variables of devices.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use bulkhead_cri::{Code, v1};
 use bulkhead_types::ContainerId;
 use futures_util::future::BoxFuture;
 use kubelet_model::v1::{Container, Pod};
 
+use super::argument_list::LARGE_AT_A_TIME;
 use super::container_config::{MountedVolume, VolumeRoot};
 use super::fake_runtime::{Managers, World, world};
 use super::image_volumes::Counted;
 use super::result::ActionError;
-use super::run_options::{ContainerManager, RunContainerOptions};
+use super::run_options::{ContainerManager, RunContainerOptions, WithoutQuota};
 use kubelet_model::fixtures::{pod, sandbox_status, uid};
 use kubelet_model::pod::model::{RuntimePod, SandboxState};
 
@@ -213,6 +215,10 @@ impl ContainerManager for Devices {
         Box::pin(async { Ok(RunContainerOptions { envs, ..RunContainerOptions::default() }) })
     }
 
+    fn without_quota(&self, _: &Pod) -> WithoutQuota {
+        WithoutQuota::default()
+    }
+
     fn created(&self, _: &Pod, _: &Container, _: &ContainerId, _: &RunContainerOptions) {}
 }
 
@@ -231,4 +237,32 @@ async fn variables_of_devices_are_put_in_like_those_of_the_spec() {
     assert!(part.ends_with("/v/of/last/own"), "{part}");
     let config = w.fake.log().configs[0].clone();
     assert_eq!((config.command, config.args), (vec!["last".into(), "$(DEVICE)".into()], vec!["own $(NONE)".into()]));
+}
+
+fn with_variable(bytes: usize) -> Pod {
+    pod(serde_json::json!({"enableServiceLinks": true, "containers": [{"name": "a", "image": "i",
+        "env": [{"name": "A", "value": "x".repeat(bytes)}]}]}))
+}
+
+#[tokio::test(start_paused = true)]
+async fn large_starts_wait_for_their_turn() {
+    let w = world();
+    let all = u32::try_from(LARGE_AT_A_TIME).unwrap();
+    let others = w.manager.large_starts.acquire_many(all).await.unwrap();
+    let waits = tokio::time::timeout(Duration::from_secs(60), w.sync(&with_variable(600 << 10), &ready())).await;
+    assert!(waits.is_err() && !w.fake.take().iter().any(|line| line.starts_with("CreateContainer")));
+    assert!(w.sync(&with_variable(60 << 10), &ready()).await.is_ok());
+    drop(others);
+    assert!(w.sync(&with_variable(600 << 10), &ready()).await.is_ok());
+    assert_eq!(w.manager.large_starts.available_permits(), LARGE_AT_A_TIME);
+}
+
+#[tokio::test]
+async fn what_no_kernel_passes_to_a_program_is_not_asked_for() {
+    let w = world();
+    let result = w.sync(&with_variable(6 << 20), &ready()).await;
+    let error = result.actions.into_iter().find_map(|action| action.error).unwrap();
+    assert!(error.reason == "CreateContainerConfigError" && !error.transient);
+    assert!(error.message.starts_with("argument list too long: with variable \"A\" the command"), "{}", error.message);
+    assert!(!w.fake.take().iter().any(|line| line.starts_with("CreateContainer")));
 }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`actions`] | what one sync has to do: kill, create, start, reset |
 //! | [`sandbox_config`], [`container_config`] | the CRI requests, byte for byte those of upstream |
+//! | [`argument_list`] | how much a program may be started with |
 //! | [`security`], [`env`], [`sub_paths`], [`dns`], [`hosts`], [`image_volumes`] | their parts |
 //! | [`run_options`] | nothing: what the container manager gives a container, and the trait of who gives it |
 //! | [`request_check`] | whether a request grants no more than the spec, asked again before it is sent |
@@ -27,6 +28,7 @@
 //! Everything but the executor is pure. Nothing here touches a file but the node's resolv.conf (read).
 
 pub mod actions;
+pub mod argument_list;
 pub mod backoff;
 pub mod container_config;
 pub mod dns;

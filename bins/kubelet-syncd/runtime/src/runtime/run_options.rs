@@ -8,7 +8,6 @@ use bulkhead_types::ContainerId;
 use futures_util::future::BoxFuture;
 use kubelet_model::v1::{Container, Pod};
 
-use super::env::Environment;
 use super::result::ActionError;
 
 /// The record of what was allocated to one container. The request is made of it, and the second check compares the request
@@ -20,7 +19,7 @@ pub struct RunContainerOptions {
     /// Before those of the spec.
     pub mounts: Vec<v1::Mount>,
     /// Before those of the spec, which win where both have a name.
-    pub envs: Environment,
+    pub envs: Vec<(String, Vec<u8>)>,
     pub annotations: BTreeMap<String, String>,
     /// Fully qualified names (`vendor.com/class=name`).
     pub cdi_devices: Vec<String>,

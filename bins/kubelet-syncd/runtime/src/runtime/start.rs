@@ -13,9 +13,10 @@ use kubelet_model::v1::{Container, Pod};
 use tokio_util::sync::CancellationToken;
 
 use super::actions::{ContainerKill, KillReason};
+use super::argument_list::{ARGUMENT_LIST_MAX, Environment};
 use super::backoff::{CrashLoopBackOff, Undo, held_back_message};
 use super::container_config::{self, ContainerConfigError, Instance, container_config, wants_etc_hosts};
-use super::env::{self, EnvError, Environment, Inputs};
+use super::env::{self, EnvError, Inputs};
 use super::env_files::{self, EnvFile, EnvFileError, EnvFiles};
 use super::hosts::etc_hosts;
 use super::image_volumes::{self, ImageVolumes};
@@ -49,6 +50,12 @@ pub(super) struct Start<'a, R, F, I> {
     pub ips: &'a [IpAddr],
     /// What came of the pod's image volumes.
     pub image_volumes: &'a image_volumes::Pulled,
+}
+
+/// A container that the runtime has made.
+struct Created {
+    id: ContainerId,
+    restart_count: u32,
 }
 
 /// Files that were made for an instance.
@@ -100,10 +107,14 @@ impl<R: RuntimeService, F: HostFiles, I: Images> Start<'_, R, F, I> {
     ) -> Result<(), ActionError> {
         // A pull may take long, and whoever ends the pod does not wait for it.
         let image = unless_cancelled(self.context.cancel, self.image(kind, container)).await??;
-        stages::during(Stage::Container, self.make(kind, container, target, images, &image)).await
+        stages::during(Stage::Container, async {
+            let created = self.make(kind, container, target, images, &image).await?;
+            self.start_created(kind, container, &created).await
+        })
+        .await
     }
 
-    /// Variables, files and the container itself, up to its start and its hook.
+    /// Variables, files and the container itself.
     async fn make(
         &self,
         kind: ContainerKind,
@@ -111,10 +122,17 @@ impl<R: RuntimeService, F: HostFiles, I: Images> Start<'_, R, F, I> {
         target: Option<&str>,
         images: &ImageVolumes,
         image: &ResolvedImage,
-    ) -> Result<(), ActionError> {
+    ) -> Result<Created, ActionError> {
         let target = self.target(target).map_err(|error| self.config_error(kind, container, &error))?;
-        let environment = self.environment(container).await;
-        let environment = environment.map_err(|error| self.config_error(kind, container, &error.into()))?;
+        let refused = |error: EnvError| self.config_error(kind, container, &error.into());
+        let mut environment = self.environment(container).await.map_err(refused)?;
+        let mut turn = None;
+        if env::is_large(container, &environment).map_err(refused)? {
+            // Not kept while it waits, and made anew from what is known then.
+            drop(environment);
+            turn = unless_cancelled(self.context.cancel, self.manager.large_starts.acquire()).await?.ok();
+            environment = self.environment(container).await.map_err(refused)?;
+        }
         // Before anything is put into the command: what is given may be variables.
         let options = self.context.container_manager.run_options(self.pod, container).await.inspect_err(|error| {
             if !error.transient {
@@ -146,7 +164,9 @@ impl<R: RuntimeService, F: HostFiles, I: Images> Start<'_, R, F, I> {
         };
         instance.etc_hosts = prepared.etc_hosts.as_deref();
         instance.termination_file = prepared.termination_file.as_deref();
-        self.create_and_start(kind, container, &instance).await
+        let created = self.create(kind, container, &instance).await;
+        drop(turn);
+        created
     }
 
     /// Refuses a start that comes too early, else notes it.
@@ -231,11 +251,13 @@ impl<R: RuntimeService, F: HostFiles, I: Images> Start<'_, R, F, I> {
         if !self.context.facts.env_files {
             return files;
         }
-        for (volume, path) in env_files::wanted(container) {
+        let mut size = 0;
+        for ((volume, path), keys) in env_files::wanted(container) {
             let file = match self.context.volumes.get(&volume) {
                 None => Err(EnvFileError::NoVolume(volume.clone())),
+                Some(_) if size > ARGUMENT_LIST_MAX => Err(EnvFileError::TooLong),
                 Some(mounted) => match self.manager.files.read_env_file(self.identity, &volume, &path).await {
-                    Ok(bytes) => Ok(EnvFile { path: mounted.host_path.join(&path), bytes }),
+                    Ok(bytes) => Ok(EnvFile::read(mounted.host_path.join(&path), &bytes, &keys)),
                     Err(error) if error.transient => Err(EnvFileError::Away(error.message)),
                     Err(error) => {
                         let pod = self.identity;
@@ -244,6 +266,7 @@ impl<R: RuntimeService, F: HostFiles, I: Images> Start<'_, R, F, I> {
                     }
                 },
             };
+            size += file.as_ref().map_or(0, EnvFile::size);
             files.insert((volume, path), file);
         }
         files
@@ -298,12 +321,12 @@ impl<R: RuntimeService, F: HostFiles, I: Images> Start<'_, R, F, I> {
         Ok(Prepared { log, etc_hosts, termination_file })
     }
 
-    async fn create_and_start(
+    async fn create(
         &self,
         kind: ContainerKind,
         container: &Container,
         instance: &Instance<'_>,
-    ) -> Result<(), ActionError> {
+    ) -> Result<Created, ActionError> {
         let config = container_config(self.pod, self.identity, container, instance, self.context.facts)
             .map_err(|error| self.config_error(kind, container, &error))?;
         self.look_again(container, instance, &config)
@@ -320,10 +343,19 @@ impl<R: RuntimeService, F: HostFiles, I: Images> Start<'_, R, F, I> {
         })?;
         self.context.container_manager.created(self.pod, container, &id, instance.options);
         self.say(kind, container, EventType::Normal, "Created", "Container created".to_owned());
+        Ok(Created { id, restart_count: instance.restart_count })
+    }
+
+    async fn start_created(
+        &self,
+        kind: ContainerKind,
+        container: &Container,
+        Created { id, restart_count }: &Created,
+    ) -> Result<(), ActionError> {
         let post_start = container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.post_start.as_ref());
         let before = self.status.newest(&container.name);
-        let _closed = post_start.map(|_| self.manager.post_start_gate.close(&id, before));
-        self.manager.api.start_container(&id).await.map_err(|error| {
+        let _closed = post_start.map(|_| self.manager.post_start_gate.close(id, before));
+        self.manager.api.start_container(id).await.map_err(|error| {
             // With the id in it, no two events would be alike and none could be counted.
             let text = error.message.replace(id.as_str(), &container.name);
             self.warn(kind, container, "Failed", format!("Error: {text}"));
@@ -331,12 +363,12 @@ impl<R: RuntimeService, F: HostFiles, I: Images> Start<'_, R, F, I> {
             ActionError { transient, ..ActionError::new("RunContainerError", error.message) }
         })?;
         self.say(kind, container, EventType::Normal, "Started", "Container started".to_owned());
-        let link = self.manager.files.link_container_log(self.identity, &container.name, instance.restart_count, &id);
+        let link = self.manager.files.link_container_log(self.identity, &container.name, *restart_count, id);
         if let Err(error) = link.await {
             tracing::warn!(pod = %self.identity, container = %container.name, %error, "cannot link the container's log");
         }
         match post_start {
-            Some(handler) => stages::during(Stage::PostStart, self.post_start(kind, container, &id, handler)).await,
+            Some(handler) => stages::during(Stage::PostStart, self.post_start(kind, container, id, handler)).await,
             None => Ok(()),
         }
     }

@@ -3,11 +3,16 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::VolumeMount;
 use kubelet_model::v1::Container;
 
-use super::env::lookup;
+use super::argument_list::Environment;
 use kubelet_model::pod::expansion::expand;
+
+/// Bytes of a path that the kernel takes (PATH_MAX).
+const PATH_MAX: usize = 4096;
+
+/// Bytes of all paths of one container that are made of expressions.
+const ALL_MAX: usize = 1 << 20;
 
 /// A subPath that nobody may have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -21,6 +26,12 @@ pub enum SubPathError {
     Backsteps(String),
     #[error("unable to provision SubPath `{0}`: is not valid UTF-8 once its variables are put in")]
     NotText(String),
+    #[error("unable to provision SubPath of volumeMounts[{0}]: file name too long: more than {PATH_MAX} bytes")]
+    TooLong(usize),
+    #[error(
+        "unable to provision SubPath of volumeMounts[{0}]: with it those of the container take more than {ALL_MAX} bytes"
+    )]
+    TooLongTogether(usize),
 }
 
 /// A mount that shows a part of its volume.
@@ -37,10 +48,20 @@ pub struct SubPath {
 ///
 /// # Errors
 /// For the first that is refused.
-pub fn sub_paths(container: &Container, environment: &[(String, Vec<u8>)]) -> Result<Vec<SubPath>, SubPathError> {
-    let mut found = Vec::new();
+pub fn sub_paths(container: &Container, environment: &Environment) -> Result<Vec<SubPath>, SubPathError> {
+    let (mut found, mut expanded) = (Vec::new(), 0);
     for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
-        let path = sub_path(mount, environment)?;
+        let path = match mount.sub_path_expr.as_deref().filter(|expression| !expression.is_empty()) {
+            None => mount.sub_path.clone().unwrap_or_default(),
+            Some(expression) => {
+                let path = expand_path(index, expression, environment)?;
+                expanded += path.len();
+                path
+            }
+        };
+        if expanded > ALL_MAX {
+            return Err(SubPathError::TooLongTogether(index));
+        }
         if path.is_empty() {
             continue;
         }
@@ -55,13 +76,10 @@ pub fn sub_paths(container: &Container, environment: &[(String, Vec<u8>)]) -> Re
     Ok(found)
 }
 
-fn sub_path(mount: &VolumeMount, environment: &[(String, Vec<u8>)]) -> Result<String, SubPathError> {
-    let Some(expression) = mount.sub_path_expr.as_deref().filter(|e| !e.is_empty()) else {
-        return Ok(mount.sub_path.clone().unwrap_or_default());
-    };
+fn expand_path(index: usize, expression: &str, environment: &Environment) -> Result<String, SubPathError> {
     let mut missing = BTreeSet::new();
-    let expanded = expand(expression, |name| {
-        let value = lookup(environment, name).filter(|value| !value.is_empty());
+    let expanded = expand(expression, PATH_MAX, |name| {
+        let value = environment.get(name).map(Vec::as_slice).filter(|value| !value.is_empty());
         if value.is_none() {
             missing.insert(name.to_owned());
         }
@@ -70,6 +88,7 @@ fn sub_path(mount: &VolumeMount, environment: &[(String, Vec<u8>)]) -> Result<St
     if !missing.is_empty() {
         return Err(SubPathError::Missing(missing.into_iter().collect()));
     }
+    let expanded = expanded.map_err(|_| SubPathError::TooLong(index))?;
     String::from_utf8(expanded).map_err(|_| SubPathError::NotText(expression.to_owned()))
 }
 
@@ -87,7 +106,7 @@ mod tests {
         )
         .unwrap();
         let environment =
-            [("A", "one"), ("UP", ".."), ("ABS", "/x"), ("EMPTY", "")].map(|(k, v)| (k.to_owned(), v.into()));
+            [("A", "one"), ("UP", ".."), ("ABS", "/x"), ("EMPTY", "")].map(|(k, v)| (k.to_owned(), v.into())).into();
         sub_paths(&container, &environment).map_err(|e| e.to_string())
     }
 
@@ -107,6 +126,21 @@ mod tests {
             serde_json::json!({"subPathExpr": "a/$(UP)"}),
             "unable to provision SubPath `a/..`: must not contain '..'",
         );
+    }
+
+    #[test]
+    fn expressions_are_no_longer_than_a_path() {
+        let environment = Environment::from([("A".to_owned(), vec![b'a'; 64])]);
+        let of = |mounts: usize, references: usize| {
+            let mount = |index| serde_json::json!({"name": "v", "mountPath": format!("/{index}"), "subPathExpr": "$(A)".repeat(references)});
+            let mounts: Vec<_> = (0..mounts).map(mount).collect();
+            let container = serde_json::from_value(serde_json::json!({"name": "c", "volumeMounts": mounts})).unwrap();
+            sub_paths(&container, &environment).map(|found| found.len())
+        };
+        assert_eq!(of(256, 64), Ok(256));
+        assert_eq!(of(257, 64), Err(SubPathError::TooLongTogether(256)));
+        assert_eq!(of(1, 65), Err(SubPathError::TooLong(0)));
+        assert_eq!(of(1, 100_000), Err(SubPathError::TooLong(0)));
     }
 
     proptest::proptest! {

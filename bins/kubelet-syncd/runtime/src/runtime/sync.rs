@@ -17,6 +17,7 @@ use std::time::SystemTime;
 use bulkhead_types::{ContainerId, PodUid, SandboxId};
 use kubelet_model::v1::{Container, Pod};
 use prometheus::IntCounterVec;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::stages::{self, Stage};
@@ -24,6 +25,7 @@ use kubelet_model::objects::Objects;
 use kubelet_probes::hooks::pre_stop::{self, PreStops};
 
 use super::actions::{self, PodActions};
+use super::argument_list::LARGE_AT_A_TIME;
 use super::backoff::{BackOffStore, CrashLoopBackOff};
 use super::container_config::{MountedVolumes, claimed_paths, volume_groups};
 use super::dns::ResolvConf;
@@ -106,6 +108,8 @@ pub struct RuntimeManager<R, F, I> {
     pub(super) pre_stops: Arc<PreStops>,
     pub(super) post_start_gate: PostStartGate,
     stopped_sandboxes: Mutex<StoppedSandboxes>,
+    /// Starts with a large environment or command that are under way, of all pods.
+    pub(super) large_starts: Semaphore,
 }
 
 impl<R, F, I> std::fmt::Debug for RuntimeManager<R, F, I> {
@@ -142,6 +146,7 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
             pre_stops,
             post_start_gate,
             stopped_sandboxes: Mutex::default(),
+            large_starts: Semaphore::new(LARGE_AT_A_TIME),
         }
     }
 

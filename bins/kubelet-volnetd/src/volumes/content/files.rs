@@ -3,12 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bulkhead_ipc::volnetd as wire;
+use bulkhead_ipc::{MAX_CONTENT_FILES, volnetd as wire};
 
 use crate::validate::{self, InvalidRequest, bad};
-
-/// Far above what volumes have: one source object holds at most 1 MiB.
-pub const MAX_FILES: usize = 20_000;
 
 /// A relative path without "." and "..", whose first component does not begin with "..": below a volume's root, and
 /// none of the writer's own names.
@@ -74,8 +71,8 @@ pub struct Content {
 
 impl Content {
     pub fn from_wire(wire: wire::VolumeContent) -> Result<Self, InvalidRequest> {
-        if wire.files.len() > MAX_FILES {
-            return Err(InvalidRequest::TooMany { field: "files", count: wire.files.len(), max: MAX_FILES });
+        if wire.files.len() > MAX_CONTENT_FILES {
+            return Err(InvalidRequest::TooMany { field: "files", count: wire.files.len(), max: MAX_CONTENT_FILES });
         }
         let mut files = BTreeMap::new();
         for file in wire.files {
@@ -146,7 +143,7 @@ mod tests {
         assert!(with(wire::VolumeFile { user: Some(-1), ..file("a") }).is_err());
         assert!(with(wire::VolumeFile { user: Some(1000), ..file("a") }).is_ok());
         assert!(Content::from_wire(wire::VolumeContent { files: vec![], fs_group: Some(1 << 32) }).is_err());
-        assert!(content(&vec!["a"; MAX_FILES + 1]).is_err());
+        assert!(content(&vec!["a"; MAX_CONTENT_FILES + 1]).is_err());
         let secret = format!("{:?}", with(wire::VolumeFile { data: b"s3cret".to_vec(), ..file("a") }).unwrap());
         assert!(!secret.contains("s3cret") && !secret.contains("115"), "{secret}");
     }

@@ -11,6 +11,7 @@ mod write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
+use bulkhead_ipc::MAX_CONTENT_BYTES;
 use bulkhead_sys::memfd;
 use bulkhead_sys::open;
 use bulkhead_types::{PodUid, VolumeName};
@@ -23,9 +24,6 @@ use super::empty_dir::{self, Medium};
 use super::{VolumeError, pod_dir};
 use crate::node::Settings;
 use crate::validate::{self, InvalidRequest};
-
-/// Encoded files of a volume. A source object has at most 1 MiB, a projected volume has several.
-const MAX_BYTES: u64 = 16 << 20;
 
 /// Mount points of other volumes inside one.
 const MAX_MOUNT_POINTS: usize = 256;
@@ -115,7 +113,7 @@ pub fn set_up(
 /// # Errors
 /// Not sealed, too large, no `VolumeContent`, or files that cannot be.
 pub fn receive(memfd: &OwnedFd) -> Result<Content, ReceiveError> {
-    let bytes = memfd::read_sealed(memfd, MAX_BYTES)?;
+    let bytes = memfd::read_sealed(memfd, MAX_CONTENT_BYTES as u64)?;
     let wire = bulkhead_ipc::volnetd::VolumeContent::decode(&*bytes).map_err(ReceiveError::Decode)?;
     Ok(Content::from_wire(wire)?)
 }

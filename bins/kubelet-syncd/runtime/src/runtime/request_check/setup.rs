@@ -111,7 +111,7 @@ impl Setup {
         let (identity, container) = (PodIdentity::of(&self.pod).unwrap(), self.container());
         let host = ResolvConf { nameservers: vec!["10.255.255.53".into()], ..ResolvConf::default() };
         let plan = sandbox_plan(&self.pod, &identity, 0, CGROUP, &host, &self.facts, self.runtime.clone()).ok()?;
-        let environment = vec![("A".to_owned(), b"x".to_vec())];
+        let environment = [("A".to_owned(), b"x".to_vec())].into();
         let folder = Path::new(PODS).join(UID);
         let parts = sub_paths(&container, &environment).ok()?;
         let place = |volume: &str, index: usize| {
