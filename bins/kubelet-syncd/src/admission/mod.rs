@@ -54,9 +54,11 @@ pub struct Settings {
     pub apparmor: bool,
 }
 
-/// Label of `kubelet_admission_rejections_total`: the reasons that upstream lists, and two for all others.
+/// Label of `kubelet_admission_rejections_total`: the reasons that upstream lists, and two for all others (upstream
+/// `kubelet.go`, `admissionRejectionReasons`; it lists the words of an untolerated taint too, which are no reason anywhere:
+/// that one is `TaintToleration`, and counts as `Other`).
 pub fn metric_label(reason: &str) -> &str {
-    const KNOWN: [&str; 19] = [
+    const KNOWN: [&str; 20] = [
         "AppArmor",
         "PodOSSelectorNodeLabelDoesNotMatch",
         "PodOSNotSupported",
@@ -74,6 +76,7 @@ pub fn metric_label(reason: &str) -> &str {
         "PodFeatureUnsupported",
         "Evicted",
         "SysctlForbidden",
+        "TopologyAffinityError",
         "NodeShutdown",
         "VolumeAttachmentLimitExceeded",
     ];

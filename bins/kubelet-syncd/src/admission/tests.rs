@@ -503,3 +503,15 @@ proptest! {
         decide(&critical(&pod), &others);
     }
 }
+
+#[test]
+fn reasons_as_the_metric_has_them() {
+    for (reason, label) in [
+        ("TopologyAffinityError", "TopologyAffinityError"),
+        ("OutOfcpu", "OutOfcpu"),
+        ("OutOfexample.com/gpu", "OutOfExtendedResources"),
+        ("TaintToleration", "Other"),
+    ] {
+        assert_eq!(metric_label(reason), label);
+    }
+}
