@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::HTTPGetAction;
 
 use super::{Hook, metrics};
 use kubelet_edges::dial::join_host_port;
-use kubelet_edges::http_get::{Get, GetErrorKind, get};
+use kubelet_edges::http_get::{Get, GetError, GetErrorKind, get};
 use kubelet_model::events::{EventSink, EventType, PodEvent};
 use kubelet_model::pod::spec;
 
@@ -15,18 +15,19 @@ const USER_AGENT: &str = "kube-lifecycle/1.36";
 /// Upstream has no limit of its own; this only keeps the timer in range.
 const NO_LIMIT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// Makes the request; any answer is good.
+/// Makes the request; any answer is good, also one whose body breaks off (upstream `runHTTPHandler`, which throws the body
+/// away and what goes wrong with it as well).
 ///
 /// # Errors
 /// Why there is none, as Go's client words it.
 pub(super) async fn request(events: &dyn EventSink, hook: &Hook, action: &HTTPGetAction) -> Result<(), String> {
     let request = plan(hook, action)?;
-    let Err(error) = get(&request, NO_LIMIT).await else { return Ok(()) };
+    let Err(error) = answered(&request).await else { return Ok(()) };
     if !request.https || error.kind != GetErrorKind::PlainAnswer {
         return Err(error.text);
     }
     let plain = without_tls(request);
-    if get(&plain, NO_LIMIT).await.is_err() {
+    if answered(&plain).await.is_err() {
         return Err(error.text);
     }
     metrics::fell_back();
@@ -36,6 +37,14 @@ pub(super) async fn request(events: &dyn EventSink, hook: &Hook, action: &HTTPGe
         events.emit(PodEvent::pod(pod, EventType::Warning, "LifecycleHTTPFallback", text));
     }
     Ok(())
+}
+
+/// Whether the head of an answer came.
+async fn answered(request: &Get) -> Result<(), GetError> {
+    match get(request, NO_LIMIT).await {
+        Err(error) if error.kind != GetErrorKind::Body => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// The request that the action means.
@@ -69,8 +78,18 @@ mod tests {
     use super::*;
     use bulkhead_types::ContainerId;
     use k8s_openapi::api::core::v1::LifecycleHandler;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
 
+    use kubelet_model::events::NodeEvent;
     use kubelet_model::pod::spec::ContainerKind;
+
+    struct Nobody;
+
+    impl EventSink for Nobody {
+        fn emit(&self, _: PodEvent) {}
+        fn emit_node(&self, _: NodeEvent) {}
+    }
 
     fn hook(ip: Option<&str>) -> Hook {
         let ports = serde_json::json!([{"name": "web", "containerPort": 8080}, {"containerPort": 9}]);
@@ -113,5 +132,37 @@ mod tests {
         let action = serde_json::json!({"port": 1, "scheme": "HTTPS", "httpHeaders": headers});
         let plain = without_tls(planned(Some("10.0.0.7"), action).unwrap());
         assert_eq!((plain.https, plain.headers), (false, vec![("X".to_owned(), "1".to_owned())]));
+    }
+
+    /// A server that says the same on each connection, whatever it is asked, and closes it.
+    async fn asked(scheme: &str, says: &'static str) -> Result<(), String> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let _ = stream.read(&mut [0; 4096]).await;
+                stream.write_all(says.as_bytes()).await.unwrap();
+            }
+        });
+        let action = serde_json::json!({"port": port, "scheme": scheme});
+        let result = request(&Nobody, &hook(Some("127.0.0.1")), &serde_json::from_value(action).unwrap()).await;
+        server.abort();
+        result
+    }
+
+    #[tokio::test]
+    async fn the_head_of_an_answer_is_enough() {
+        const WHOLE: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+        const BROKEN_OFF: &str = "HTTP/1.1 500 Internal Server Error\r\nContent-Length: 100\r\n\r\nbroken";
+        const NO_END: &str = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nbro";
+        const NO_HEAD: &str = "HTTP/1.1 200 OK\r\nContent-";
+        for (says, good) in [(WHOLE, true), (BROKEN_OFF, true), (NO_END, true), (NO_HEAD, false), ("", false)] {
+            // The second try over plain HTTP has the same rule.
+            for scheme in ["HTTP", "HTTPS"] {
+                let result = asked(scheme, says).await;
+                assert_eq!(result.is_ok(), good, "{scheme} {says:?}: {result:?}");
+            }
+        }
     }
 }
