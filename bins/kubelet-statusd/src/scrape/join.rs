@@ -4,14 +4,25 @@
 use std::collections::BTreeMap;
 use std::collections::hash_map::{Entry, HashMap};
 
+use bulkhead_types::Process;
+
 use super::exposition::{Family, Kind, Sample};
-use crate::scrape::lines::Block;
+use super::sums::Sums;
+use crate::scrape::lines::{Block, parse_value};
 
 /// The families of one process, by its name.
 #[derive(Debug, Clone)]
 pub struct Source<'a> {
     pub process: &'static str,
     pub blocks: Vec<Block<'a>>,
+}
+
+impl Source<'_> {
+    /// When the process started, by its own word.
+    fn started(&self) -> Option<f64> {
+        let block = self.blocks.iter().find(|block| block.name == "process_start_time_seconds")?;
+        block.lines.first().and_then(|line| parse_value(line.value))
+    }
 }
 
 /// A family of the joined text.
@@ -58,10 +69,13 @@ fn rule_of(family: &str) -> Rule {
     }
 }
 
-/// Joins the texts of all processes, sorted by name. The same series in two of them is added up; `process_*` is also given
-/// per process as `bulkhead_process_*{process="…"}`. A family that two processes declare with different types is the
-/// first one's. Families without a series are left out.
-pub fn join<'a>(sources: Vec<Source<'a>>) -> Vec<Joined<'a>> {
+/// Joins the texts of all processes, sorted by name. The same series in two of them is added up, counters with what is kept
+/// of earlier scrapes; `process_*` is also given per process as `bulkhead_process_*{process="…"}`. A family that two
+/// processes declare with different types is the first one's. Families without a series are left out.
+pub fn join<'a>(sources: Vec<Source<'a>>, sums: &mut Sums) -> Vec<Joined<'a>> {
+    // All of them as they stand in this scrape: a clock that is set moves them together.
+    let own = sources.iter().find(|source| source.process == Process::Statusd.name()).and_then(Source::started);
+    sums.begin(own, sources.iter().map(|source| (source.process, source.started())));
     let mut by_name: BTreeMap<&'a str, Vec<(&'static str, Block<'a>)>> = BTreeMap::new();
     for source in sources {
         for block in source.blocks.into_iter().filter(|block| !block.lines.is_empty()) {
@@ -75,27 +89,40 @@ pub fn join<'a>(sources: Vec<Source<'a>>) -> Vec<Joined<'a>> {
         if of_one && matches!(first.kind, Kind::Counter | Kind::Gauge) {
             joined.push(Joined::Made(per_process(&blocks)));
         }
-        joined.push(match (blocks.len(), blocks.pop()) {
-            (1, Some((_, only))) => Joined::Text(only),
-            (_, last) => Joined::Made(one_of(blocks.into_iter().chain(last).map(|(_, block)| block))),
-        });
+        let is_kept = rule_of(first.name) == Rule::Sum && sums.keeps(first.name, first.kind, blocks.len());
+        match (blocks.len(), blocks.pop()) {
+            (1, Some((_, only))) if !is_kept => joined.push(Joined::Text(only)),
+            (_, last) => {
+                let families = of_one_kind(blocks.into_iter().chain(last));
+                let whole = if is_kept { sums.add_up(families) } else { one_of(families) };
+                joined.extend(whole.map(Joined::Made));
+            }
+        }
     }
     joined.sort_by(|a, b| a.name().cmp(b.name()));
     joined
 }
 
-fn one_of<'a>(blocks: impl Iterator<Item = Block<'a>>) -> Family {
-    let mut families = blocks.map(|block| Family::from(&block));
-    let empty = || Family { name: String::new(), help: String::new(), kind: Kind::Untyped, samples: Vec::new() };
-    let mut whole = families.next().unwrap_or_else(empty);
+/// Those that are of the first one's type.
+fn of_one_kind<'a>(blocks: impl Iterator<Item = (&'static str, Block<'a>)>) -> Vec<(&'static str, Family)> {
+    let mut families: Vec<(&'static str, Family)> = Vec::new();
+    for (process, block) in blocks {
+        if families.first().is_some_and(|(_, first)| first.kind != block.kind) {
+            tracing::warn!(family = block.name, "two processes disagree on a metric's type, one of them is left out");
+            continue;
+        }
+        families.push((process, Family::from(&block)));
+    }
+    families
+}
+
+fn one_of(families: Vec<(&'static str, Family)>) -> Option<Family> {
+    let mut families = families.into_iter().map(|(_, family)| family);
+    let mut whole = families.next()?;
     let rule = rule_of(&whole.name);
     let mut places: HashMap<Key, usize> =
         whole.samples.iter().enumerate().map(|(place, sample)| (key(sample), place)).collect();
     for family in families {
-        if family.kind != whole.kind {
-            tracing::warn!(family = family.name, "two processes disagree on a metric's type, one of them is left out");
-            continue;
-        }
         for sample in family.samples {
             match places.entry(key(&sample)) {
                 Entry::Vacant(vacant) => {
@@ -114,7 +141,7 @@ fn one_of<'a>(blocks: impl Iterator<Item = Block<'a>>) -> Family {
             }
         }
     }
-    whole
+    Some(whole)
 }
 
 /// What makes a series that series, whatever the order of its labels.
@@ -154,7 +181,7 @@ mod tests {
     }
 
     fn text(sources: Vec<Source<'_>>) -> String {
-        let families: Vec<Family> = join(sources).into_iter().map(Joined::into_family).collect();
+        let families: Vec<Family> = join(sources, &mut Sums::default()).into_iter().map(Joined::into_family).collect();
         render(&families)
     }
 
@@ -216,6 +243,32 @@ mod tests {
             assert!(out.lines().any(|l| l == line), "{line} in\n{out}");
         }
         parse(&out).unwrap();
+    }
+
+    #[test]
+    fn counters_of_several_do_not_fall_with_one_of_them() {
+        let of = |cpu: u32, start: u32| {
+            format!(
+                "# TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total {cpu}\n\
+                 # TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes {cpu}\n\
+                 # TYPE process_start_time_seconds gauge\nprocess_start_time_seconds {start}\n"
+            )
+        };
+        let mut sums = Sums::default();
+        let mut shown = |told: &[(&'static str, &str)]| {
+            let sources = told.iter().map(|(process, text)| source(process, text)).collect();
+            let families = join(sources, &mut sums).into_iter().map(Joined::into_family);
+            let value = |name: &str, family: &Family| (family.name == name).then(|| family.samples[0].value);
+            let families: Vec<Family> = families.collect();
+            let one = |name: &str| families.iter().find_map(|family| value(name, family)).unwrap();
+            (one("process_cpu_seconds_total"), one("process_resident_memory_bytes"))
+        };
+        let (own, old, young) = (of(1, 1000), of(50, 10), of(3, 2000));
+        let syncd = "kubelet-syncd";
+        assert_eq!(shown(&[(syncd, &old), ("kubelet-statusd", &own)]), (1.0, 51.0), "it counts since our start");
+        assert_eq!(shown(&[(syncd, &of(54, 10)), ("kubelet-statusd", &own)]), (5.0, 55.0));
+        assert_eq!(shown(&[("kubelet-statusd", &own)]), (5.0, 1.0), "it is silent");
+        assert_eq!(shown(&[(syncd, &young), ("kubelet-statusd", &own)]), (8.0, 4.0), "it has restarted");
     }
 
     proptest! {

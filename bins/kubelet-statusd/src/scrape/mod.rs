@@ -9,6 +9,7 @@ pub mod lines;
 pub mod numbers;
 mod protobuf;
 pub mod slis;
+pub mod sums;
 
 use std::io::Write as _;
 use std::sync::{Arc, LazyLock};
@@ -17,7 +18,7 @@ use bulkhead_types::Process;
 use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
 use hyper::body::Incoming;
 use prometheus::{IntGaugeVec, Opts, Registry};
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 
 use crate::peers::Peers;
 use crate::scrape::accept::{AcceptedFormat, Format, negotiate};
@@ -26,6 +27,7 @@ use crate::scrape::exposition::{Family, Kind, Sample};
 use crate::scrape::join::{Joined, Source, join};
 use crate::scrape::lines::scan;
 use crate::scrape::slis::HealthCounts;
+use crate::scrape::sums::Sums;
 use crate::server::answer::{self, Answer};
 
 /// Scrapes that are answered at once; more wait. Each holds the texts of all processes.
@@ -56,6 +58,9 @@ pub struct Scrapes {
     /// `bulkhead_process_up{process}`: 1 when the process gave its metrics for this scrape.
     up: IntGaugeVec,
     slots: Arc<Slots>,
+    /// Held from the first question to the processes until their answers are added up: figures that overtake others would
+    /// look as if a process had begun anew.
+    sums: Mutex<Sums>,
     /// Outcomes of health checks, for `/metrics/slis`.
     pub health: HealthCounts,
 }
@@ -75,12 +80,13 @@ impl Scrapes {
             &["process"],
         )?;
         registry.register(Box::new(up.clone()))?;
-        Ok(Scrapes { peers, registry, up, slots, health: HealthCounts::default() })
+        Ok(Scrapes { peers, registry, up, slots, sums: Mutex::default(), health: HealthCounts::default() })
     }
 
     /// `/metrics`.
     pub async fn metrics(&self, request: Request<Incoming>) -> Answer {
         let Some(_slot) = self.slots.one().await else { return busy() };
+        let mut sums = self.sums.lock().await;
         let (syncd, volnetd, evictiond) = tokio::join!(
             self.peers.metrics(Process::Syncd),
             self.peers.metrics(Process::Volnetd),
@@ -100,8 +106,10 @@ impl Scrapes {
         sources.extend(source(Process::Statusd.name(), &own));
         let launcher = launcher();
         sources.extend(launcher.as_deref().and_then(|text| source("kubelet", text)));
+        let joined = join(sources, &mut sums);
+        drop(sums);
         let wanted = negotiate(request.headers());
-        finished(wanted, write(join(sources), wanted.format))
+        finished(wanted, write(joined, wanted.format))
     }
 
     /// `/metrics/probes`: series of probes, which only kubelet-syncd has.
