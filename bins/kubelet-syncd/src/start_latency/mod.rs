@@ -5,9 +5,10 @@
 //! Counted are pods whose start this process has seen from before their first status on, and that the scheduler placed at
 //! once. Static pods are not on the server, so they are not counted.
 
+mod pull_time;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use bulkhead_types::PodUid;
 use jiff::Timestamp;
@@ -16,6 +17,7 @@ use kubelet_model::v1::Pod;
 use prometheus::{Gauge, Histogram, HistogramOpts, Registry};
 use tokio::time::Instant;
 
+use self::pull_time::PullTime;
 use crate::metrics::STARTUP_BUCKETS;
 use kubelet_model::pod::spec;
 
@@ -30,19 +32,11 @@ pub struct StartTimes {
 
 #[derive(Debug, Default)]
 struct Inner {
-    starting: HashMap<PodUid, Starting>,
+    /// Pods that have not started yet.
+    starting: HashMap<PodUid, PullTime>,
     /// Pods that had to wait for the scheduler; they are never counted.
     excluded: HashSet<PodUid>,
     network_seen: bool,
-}
-
-/// A pod that has not started yet.
-#[derive(Debug, Default)]
-struct Starting {
-    /// Pulls for it that are under way, and since when there was at least one.
-    pulls: usize,
-    pulling_since: Option<Instant>,
-    pulled: Duration,
 }
 
 /// What a look at a pod's copy on the server says of its start. Pure.
@@ -111,10 +105,10 @@ impl StartTimes {
                 }
             }
             Sight::New if !tracked && !inner.excluded.contains(uid) => {
-                inner.starting.insert(uid.clone(), Starting::default());
+                inner.starting.insert(uid.clone(), PullTime::default());
             }
             Sight::Started => {
-                let Some(starting) = inner.starting.remove(uid) else { return };
+                let Some(pulls) = inner.starting.remove(uid) else { return };
                 // Once is enough: what restarts later has started before.
                 let Some(created) = pod.metadata.creation_timestamp.as_ref() else { return };
                 let total = now.duration_since(created.0).as_secs_f64();
@@ -122,7 +116,7 @@ impl StartTimes {
                 if is_stateful(pod) {
                     return;
                 }
-                let sli = total - starting.pulled.as_secs_f64() - init_seconds(pod.status.as_ref());
+                let sli = total - pulls.total().as_secs_f64() - init_seconds(pod.status.as_ref());
                 self.sli.observe(sli);
                 if !spec::host_network(pod) && !std::mem::replace(&mut inner.network_seen, true) {
                     self.first_network.set(sli);
@@ -139,31 +133,17 @@ impl StartTimes {
         inner.excluded.remove(uid);
     }
 
-    /// An image is pulled for the pod while the answer lives.
-    pub fn pulling(self: &Arc<Self>, uid: &PodUid) -> Pulling {
-        if let Some(pod) = self.inner().starting.get_mut(uid) {
-            pod.pulls += 1;
-            pod.pulling_since.get_or_insert_with(Instant::now);
+    /// A pull of an image for the pod begins; one that has failed and begins again is still the same wait.
+    pub fn pull_began(&self, uid: &PodUid, image: &str) {
+        if let Some(pulls) = self.inner().starting.get_mut(uid) {
+            pulls.began(image, Instant::now());
         }
-        Pulling { times: self.clone(), uid: uid.clone() }
     }
-}
 
-/// See [`StartTimes::pulling`].
-#[derive(Debug)]
-pub struct Pulling {
-    times: Arc<StartTimes>,
-    uid: PodUid,
-}
-
-impl Drop for Pulling {
-    fn drop(&mut self) {
-        if let Some(pod) = self.times.inner().starting.get_mut(&self.uid) {
-            pod.pulls = pod.pulls.saturating_sub(1);
-            // Pulls that run at the same time count once.
-            if pod.pulls == 0 {
-                pod.pulled += pod.pulling_since.take().map(|since| since.elapsed()).unwrap_or_default();
-            }
+    /// The image is there: pulled, or found to be.
+    pub fn image_is_there(&self, uid: &PodUid, image: &str) {
+        if let Some(pulls) = self.inner().starting.get_mut(uid) {
+            pulls.ended(image, Instant::now());
         }
     }
 }
@@ -215,6 +195,7 @@ fn init_seconds(status: Option<&PodStatus>) -> f64 {
 mod tests {
     use super::*;
     use serde_json::{Value, json};
+    use std::time::Duration;
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(1_800_000_000 + second).unwrap()
@@ -267,12 +248,12 @@ mod tests {
     async fn a_start_without_images_and_init_containers() {
         let world = World::new();
         world.sees(&bare(), json!({"phase": "Pending"}), 0);
-        let first = world.0.pulling(&world.1);
-        let second = world.0.pulling(&world.1);
+        world.0.pull_began(&world.1, "i");
         tokio::time::advance(Duration::from_secs(2)).await;
-        drop(first);
+        // It failed, and was tried again.
+        world.0.pull_began(&world.1, "i");
         tokio::time::advance(Duration::from_secs(1)).await;
-        drop(second);
+        world.0.image_is_there(&world.1, "i");
         world.sees(&bare(), json!({"phase": "Pending", "startTime": at(1).to_string()}), 2);
         let init = json!([{"name": "i", "image": "", "imageID": "", "ready": true, "restartCount": 0,
             "state": {"terminated": {"exitCode": 0, "startedAt": at(3).to_string(), "finishedAt": at(7).to_string()}}}]);

@@ -418,12 +418,12 @@ impl Credentials for PullCredentials<'_> {
 
 impl Images for PodImages {
     async fn ensure_image(&self, request: ImageRequest<'_>) -> Result<ResolvedImage, ImageFailure> {
-        // Time for images is no fault of the node: the start of a pod is counted without it, too.
-        let pulling = Mutex::new(None);
         let events = |kind: EventType, reason: &'static str, message: &str| {
-            let begins = reason == "Pulling";
-            if let Ok(mut pulling) = pulling.lock() {
-                *pulling = begins.then(|| self.starts.pulling(&request.pod.uid));
+            // Time for images is no fault of the node: the start of a pod is counted without it, too.
+            match reason {
+                "Pulling" => self.starts.pull_began(&request.pod.uid, request.image),
+                "Pulled" => self.starts.image_is_there(&request.pod.uid, request.image),
+                _ => {}
             }
             self.reporter.emit(match request.container {
                 Some(target) => PodEvent::container(request.pod, target, kind, reason, message),
