@@ -159,6 +159,15 @@ impl Bench {
     }
 
     async fn with(runtime: Runtime, options: PlegOptions) -> Self {
+        Bench::counted(runtime, options, CriDeadlines::default(), &prometheus::Registry::new()).await
+    }
+
+    async fn counted(
+        runtime: Runtime,
+        options: PlegOptions,
+        deadlines: CriDeadlines,
+        registry: &prometheus::Registry,
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("cri.sock");
         let listener = tokio::net::UnixListener::bind(&path).unwrap();
@@ -170,8 +179,8 @@ impl Bench {
                 .add_service(own_events)
                 .serve_with_incoming(UnixListenerStream::new(listener)),
         );
-        let client = CriClient::new(Arc::new(DirectConnector(path)), CriDeadlines::default());
-        let (pleg, task) = Pleg::new(client, options, &prometheus::Registry::new()).unwrap();
+        let client = CriClient::new(Arc::new(DirectConnector(path)), deadlines);
+        let (pleg, task) = Pleg::new(client, options, registry).unwrap();
         let events = pleg.subscribe();
         tokio::spawn(task.run());
         Bench { runtime, pleg, events, _folder: folder }
@@ -376,4 +385,20 @@ async fn a_hung_call_holds_up_one_pod() {
     let hung = cache.get_newer_than(&uid, Instant::now());
     assert!(tokio::time::timeout(Duration::from_millis(300), hung).await.is_err(), "listed and unknown is not absent");
     tokio::time::timeout(LIMIT * 2, bench.pleg.first_relist()).await.expect("the start does not wait for it for ever");
+}
+
+/// What alerts on slow runtimes read: the list itself is quick.
+#[tokio::test]
+async fn a_relist_lasts_as_long_as_the_looks_that_it_causes() {
+    let registry = prometheus::Registry::new();
+    let options = PlegOptions { relist_interval: LIMIT * 10, events: false, ..PlegOptions::default() };
+    let deadlines = CriDeadlines { request: Duration::from_secs(1) };
+    let runtime = Runtime::new(&[("a", RUNNING), ("hung", RUNNING)], false);
+    let bench = Bench::counted(runtime, options, deadlines, &registry).await;
+    bench.pleg.first_relist().await;
+    let families = registry.gather();
+    let relists = families.iter().find(|family| family.name() == "kubelet_pleg_relist_duration_seconds").unwrap();
+    let relists = relists.get_metric()[0].get_histogram();
+    assert_eq!(relists.get_sample_count(), 1);
+    assert!(relists.get_sample_sum() >= 1.0, "{relists:?}");
 }

@@ -29,6 +29,10 @@ impl DueTimes {
         self.of.contains_key(uid)
     }
 
+    pub(super) fn of(&self, uid: &PodUid) -> Option<Instant> {
+        self.of.get(uid).copied()
+    }
+
     pub(super) fn remove(&mut self, uid: &PodUid) {
         if let Some((uid, due)) = self.of.remove_entry(uid) {
             self.by_time.remove(&(due, uid));

@@ -11,6 +11,7 @@ mod inspect;
 pub mod mapping;
 mod metrics;
 pub mod relist;
+mod relist_time;
 mod run;
 mod subscribers;
 mod tracker;

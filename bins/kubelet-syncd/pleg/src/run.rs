@@ -20,6 +20,7 @@ use super::evented::{EventSource, SourcePicker, gives_events_to_one_alone, tells
 use super::inspect::{self, Everything};
 use super::metrics::PlegMetrics;
 use super::relist::{PodLifecycleEvent, PodLifecycleEventKind, states_of};
+use super::relist_time::Relists;
 use super::subscribers::room;
 use super::tracker::{BUSY_MAX, Tracker};
 use super::{PlegOptions, Shared, lock};
@@ -52,6 +53,7 @@ pub struct PlegTask {
     metrics: PlegMetrics,
     shared: Arc<Shared>,
     tracker: Tracker,
+    relists: Relists,
     ended: EndedAhead,
     picker: SourcePicker,
     stream: Option<(EventSource, ToldEvents)>,
@@ -126,6 +128,7 @@ impl PlegTask {
             metrics,
             shared,
             tracker: Tracker::default(),
+            relists: Relists::default(),
             ended: EndedAhead::default(),
             picker: SourcePicker::new(now),
             stream: None,
@@ -226,7 +229,9 @@ impl PlegTask {
                 Done::LookedUp { id, owner }
             }));
         }
-        for order in self.tracker.take_due(now, INSPECTIONS_MAX) {
+        let orders = self.tracker.take_due(now, INSPECTIONS_MAX);
+        self.relists.looks(orders.iter().map(|order| &order.uid), now);
+        for order in orders {
             let client = self.client.clone();
             let previous = self.shared.cache.get(&order.uid);
             let named = order.named.iter().map(|id| &**id);
@@ -386,11 +391,11 @@ impl PlegTask {
 
     fn on_listed(&mut self, started: Instant, result: Result<Everything, CriError>, now: Instant) {
         self.listing = false;
-        self.metrics.relist_duration.observe(now.duration_since(started).as_secs_f64());
         lock(&self.shared.stats).relists += 1;
         let failed_before = std::mem::replace(&mut self.list_failed, result.is_err());
         match result {
             Err(error) => {
+                self.relists.listed(started, std::iter::empty());
                 if !failed_before {
                     warn!(%error, "listing the runtime's pods");
                 }
@@ -403,6 +408,8 @@ impl PlegTask {
                 // What happened while there was no stream is nothing that events missed.
                 let audit = self.stream.is_some() && started >= self.opened_at + LIST_AGAIN_AFTER_OPEN * 2;
                 let doubtful = self.tracker.listed(&pods, started, now, audit);
+                let ready = doubtful.iter().filter(|uid| self.tracker.is_ready(uid, now));
+                self.relists.listed(started, ready.cloned());
                 self.shared.cache.set_listed(started, &doubtful, ids);
                 if self.initial.is_none() {
                     self.initial_until = Some(now + FIRST_INSPECTIONS);
@@ -421,6 +428,7 @@ impl PlegTask {
                 }
             }
         }
+        self.observe_relists(now);
         // A stream that was opened meanwhile has set its own, earlier time.
         if self.list_due.is_none() {
             self.plan_list(now);
@@ -429,6 +437,8 @@ impl PlegTask {
 
     fn on_inspected(&mut self, uid: &PodUid, started: Instant, mut result: Result<RuntimePod, CriError>, now: Instant) {
         self.metrics.pod_relist_duration.observe(now.duration_since(started).as_secs_f64());
+        self.relists.looked_at(uid);
+        self.observe_relists(now);
         let mut differs = false;
         let states = result.as_mut().ok().map(|pod| {
             let answered = states_of(pod);
@@ -467,6 +477,12 @@ impl PlegTask {
             && initial.remove(uid)
         {
             self.check_initial();
+        }
+    }
+
+    fn observe_relists(&mut self, now: Instant) {
+        for took in self.relists.over(now) {
+            self.metrics.relist_duration.observe(took.as_secs_f64());
         }
     }
 

@@ -290,9 +290,7 @@ impl Tracker {
             return Vec::new();
         }
         let due = self.due.by_time().take_while(|(due, _)| *due <= now).map(|(_, uid)| uid);
-        let ready = due
-            .filter(|uid| !self.is_in_flight(uid) && self.busy.get(*uid).is_none_or(|until| *until <= now))
-            .take(room);
+        let ready = due.filter(|uid| self.is_free(uid, now)).take(room);
         let ready: Vec<PodUid> = ready.cloned().collect();
         let mut orders = Vec::new();
         for uid in ready {
@@ -327,6 +325,15 @@ impl Tracker {
         let lookups_from = self.lookups_from();
         let lookups = self.unresolved.values().filter_map(|u| u.due).map(|due| not_before(due, lookups_from));
         inspection.into_iter().chain(lookups).min()
+    }
+
+    /// A look at the pod is due, and waits for nothing but room.
+    pub(super) fn is_ready(&self, uid: &PodUid, now: Instant) -> bool {
+        self.due.of(uid).is_some_and(|due| due <= now) && self.is_free(uid, now)
+    }
+
+    fn is_free(&self, uid: &PodUid, now: Instant) -> bool {
+        !self.is_in_flight(uid) && self.busy.get(uid).is_none_or(|until| *until <= now)
     }
 
     fn is_in_flight(&self, uid: &PodUid) -> bool {
@@ -580,11 +587,13 @@ mod tests {
     async fn failures_are_retried_with_back_off_and_hold_events_back() {
         let (mut tracker, u, mut now) = running();
         tracker.request(&u, false, now);
+        assert!(tracker.is_ready(&u, now));
         let mut pauses = Vec::new();
         for _ in 0..6 {
             tracker.take_due(now, 9);
             assert!(tracker.inspected(&u, now, None, now).events.is_empty());
             let due = tracker.next_due(9).unwrap();
+            assert!(!tracker.is_ready(&u, now) && tracker.is_ready(&u, due));
             pauses.push(due.duration_since(now).as_secs());
             now = due;
         }
