@@ -323,29 +323,55 @@ calls! { runtime of "RuntimeService":
     list_pod_sandbox_stats(ListPodSandboxStatsRequest) -> ListPodSandboxStatsResponse, |d, _| Some(d);
 }
 
-calls! { commands of "RuntimeService":
+impl CriClient {
     /// Of each output the first [`crate::OUTPUT_BYTES_MAX`] bytes; no more of it is held at any time, however much there is.
     /// The command's own time and the usual deadline on top; a command without a limit has none here either.
-    exec_sync(ExecSyncRequest) -> ExecSyncResponse, |d, r| exec_deadline(d, r);
-}
+    ///
+    /// # Errors
+    /// The command was not run to its end. What it exits with is no error here; to the [`CallObserver`] all but 0 is one.
+    pub async fn exec_sync(&self, request: v1::ExecSyncRequest) -> Result<v1::ExecSyncResponse, CriError> {
+        let mut client = self.commands.clone();
+        self.command(request, async |request| client.exec_sync(request).await).await
+    }
 
-fn exec_deadline(usual: Duration, request: &v1::ExecSyncRequest) -> Option<Duration> {
-    (request.timeout != 0).then(|| usual.saturating_add(seconds(request.timeout)))
-}
-
-impl CriClient {
     /// As [`CriClient::exec_sync`], with the whole output: up to [`MESSAGE_BYTES_MAX`] in memory, twice while it is decoded.
+    ///
+    /// # Errors
+    /// As there; or the output was larger.
     pub async fn exec_sync_whole(&self, request: v1::ExecSyncRequest) -> Result<v1::ExecSyncResponse, CriError> {
-        let deadline = exec_deadline(self.deadlines.request, &request);
         let mut client = self.runtime.clone();
+        self.command(request, async |request| client.exec_sync(request).await).await
+    }
+
+    async fn command(
+        &self,
+        request: v1::ExecSyncRequest,
+        call: impl AsyncFnOnce(Request<v1::ExecSyncRequest>) -> Result<Response<v1::ExecSyncResponse>, Status>,
+    ) -> Result<v1::ExecSyncResponse, CriError> {
+        let usual = self.deadlines.request;
+        let deadline = (request.timeout != 0).then(|| usual.saturating_add(seconds(request.timeout)));
         let started = Instant::now();
-        let call = bounded("exec_sync", deadline, request, async |request| client.exec_sync(request).await);
-        let result = call.instrument(call_span("RuntimeService", "exec_sync")).await;
+        let span = call_span("RuntimeService", "exec_sync");
+        let result = bounded("exec_sync", deadline, request, call).instrument(span.clone()).await;
+        if let Err(error) = &result {
+            span.record("error", tracing::field::display(error));
+        }
         if let Some(observer) = &self.observer {
-            observer.call_ended("exec_sync", started.elapsed(), result.as_ref().err());
+            let failed = match &result {
+                Ok(done) => exited(done.exit_code),
+                Err(error) => Some(error.clone()),
+            };
+            observer.call_ended("exec_sync", started.elapsed(), failed.as_ref());
         }
         result
     }
+}
+
+/// A command that exits with anything but 0 is an error of the call in metrics (upstream `cri-client/pkg/remote_runtime.go`,
+/// `execSyncV1`, whose `CodeExitError` the instrumented service counts).
+fn exited(code: i32) -> Option<CriError> {
+    let message = || format!("command exited with {code}");
+    (code != 0).then(|| CriError { code: tonic::Code::Unknown, method: "exec_sync", message: message() })
 }
 
 calls! { images of "ImageService":

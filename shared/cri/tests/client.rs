@@ -50,6 +50,10 @@ impl RuntimeService for Runtime {
     async fn exec_sync(&self, request: Request<v1::ExecSyncRequest>) -> Result<Response<v1::ExecSyncResponse>, Status> {
         match &request.get_ref().cmd[..] {
             [one] if one == "fail" => Err(Status::deadline_exceeded("the command's time is up")),
+            [one] if one == "true" => Ok(Response::new(v1::ExecSyncResponse::default())),
+            [one] if one == "false" => {
+                Ok(Response::new(v1::ExecSyncResponse { exit_code: 1, ..v1::ExecSyncResponse::default() }))
+            }
             _ => {
                 let (stdout, stderr) = (vec![b'o'; 20 << 20], vec![b'e'; 3]);
                 Ok(Response::new(v1::ExecSyncResponse { stdout, stderr, exit_code: 3 }))
@@ -218,6 +222,24 @@ async fn calls_are_traced_under_upstreams_names() {
     client.clone().update_container_resources(v1::UpdateContainerResourcesRequest::default()).await.unwrap_err();
     let calls = heard.0.lock().unwrap().clone();
     assert_eq!(calls, [("version", false), ("run_podsandbox", true), ("update_container", true)]);
+}
+
+/// A probe or a hook that fails is an error of `exec_sync` in metrics, as upstream counts it, and an answer for who asked.
+#[tokio::test]
+async fn a_command_that_exits_with_a_code_is_told_as_failed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cri.sock");
+    let _server = serve(&path, "heard", None);
+    let heard = Arc::new(Heard::default());
+    let client = client(&path, Duration::from_secs(5)).0.observed_by(heard.clone());
+    for (command, code) in [("true", 0), ("false", 1)] {
+        let request = v1::ExecSyncRequest { cmd: vec![command.to_owned()], ..Default::default() };
+        assert_eq!(client.exec_sync(request.clone()).await.unwrap().exit_code, code);
+        assert_eq!(client.exec_sync_whole(request).await.unwrap().exit_code, code);
+    }
+    client.exec_sync(v1::ExecSyncRequest { cmd: vec!["fail".to_owned()], ..Default::default() }).await.unwrap_err();
+    let calls: Vec<bool> = heard.0.lock().unwrap().iter().map(|(_, failed)| *failed).collect();
+    assert_eq!(calls, [false, false, true, true, true]);
 }
 
 #[tokio::test]
