@@ -247,7 +247,7 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
-    use crate::resolver::tests::NameServer;
+    use crate::name_server::NameServer;
 
     const SECOND: Duration = Duration::from_secs(1);
 

@@ -20,6 +20,8 @@ pub mod dra;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
 pub mod http_get;
+#[cfg(test)]
+mod name_server;
 pub mod resolver;
 pub mod runtime_service;
 pub mod volnetd;

@@ -123,45 +123,17 @@ impl Resolver {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use std::net::Ipv4Addr;
-    use std::sync::atomic::{AtomicBool, Ordering};
+mod tests {
     use std::time::Duration;
 
     use futures_util::future::join_all;
     use tokio::time::timeout;
 
     use super::*;
+    use crate::name_server::{FOUND, NameServer};
 
     const SHORT: Duration = Duration::from_millis(50);
     const LONG: Duration = Duration::from_secs(10);
-    const FOUND: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-
-    /// A name server that does not answer for names that begin with `silent`, before it is told to.
-    #[derive(Clone, Default)]
-    pub(crate) struct NameServer {
-        asked: Arc<Mutex<Vec<String>>>,
-        answers: Arc<AtomicBool>,
-    }
-
-    impl NameServer {
-        pub(crate) fn resolver(&self) -> Resolver {
-            let this = self.clone();
-            Resolver::new(move |name| {
-                this.asked.lock().unwrap().push(name.to_owned());
-                while name.starts_with("silent") && !this.answers.load(Ordering::Relaxed) {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                if name == "none" { Err(io::Error::other("no such name")) } else { Ok(vec![FOUND]) }
-            })
-        }
-
-        fn asked(&self) -> Vec<String> {
-            let mut asked = self.asked.lock().unwrap().clone();
-            asked.sort();
-            asked
-        }
-    }
 
     #[tokio::test]
     async fn a_name_without_an_answer_takes_one_thread_whoever_asks_and_however_often() {
@@ -174,7 +146,7 @@ pub(crate) mod tests {
         }
         assert_eq!(server.asked(), ["silent"]);
         let both = join_all([resolver.lookup("silent", "a"), resolver.lookup("silent", "b")]);
-        server.answers.store(true, Ordering::Relaxed);
+        server.answer();
         assert_eq!(timeout(LONG, both).await.unwrap(), [Ok(vec![FOUND]), Ok(vec![FOUND])]);
         assert_eq!(server.asked(), ["silent"], "its answer is everybody's");
         assert_eq!(resolver.lookup("silent", "a").await, Ok(vec![FOUND]));
@@ -198,7 +170,7 @@ pub(crate) mod tests {
         let waiting = resolver.lookup("known", "b");
         tokio::pin!(waiting);
         assert!(timeout(SHORT, &mut waiting).await.is_err());
-        server.answers.store(true, Ordering::Relaxed);
+        server.answer();
         assert_eq!(timeout(LONG, waiting).await.unwrap(), Ok(vec![FOUND]));
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bulkhead_ipc::syncd::{EvictRequest, EvictionInFlight, EvictionKind, EvictionOutcome};
 use bulkhead_types::PodUid;
+use kubelet_runtime::status::termination::head;
 use serde::{Deserialize, Serialize};
 
 use super::grace_period;
@@ -18,6 +19,8 @@ const ID_MAX: usize = 64;
 const MESSAGE_MAX: usize = 96 << 10;
 /// Entries of annotations, and bytes of all of them: with an event's message they go into one message of the internal API, too.
 const ANNOTATIONS_MAX: (usize, usize) = (8, 144 << 10);
+/// Bytes that are kept of a message whose pod is finished, until somebody deletes the pod: its status has had all of it.
+const FINISHED_MESSAGE_MAX: usize = 4 << 10;
 
 /// An eviction: what was asked for, and when.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,7 +32,8 @@ pub struct Eviction {
     /// Seconds; can only shorten.
     pub grace_period: u64,
     pub message: String,
-    #[serde(default)]
+    /// Of the event, which is told when the eviction is accepted, and not again.
+    #[serde(default, skip_serializing)]
     pub annotations: BTreeMap<String, String>,
     pub disruption_target: bool,
     /// Milliseconds since the boot with this id.
@@ -114,9 +118,12 @@ impl EvictionBook {
         now: &Moment,
         finished: impl Fn(&PodUid) -> bool,
     ) -> std::io::Result<EvictionOutcome> {
-        let outcome = self.judge(uid, &eviction, pod, now, finished);
+        let outcome = self.judge(uid, &eviction, pod, now, &finished);
         if outcome == EvictionOutcome::Accepted {
             let mut next = self.saved.clone();
+            for (_, old) in next.evictions.iter_mut().filter(|(uid, _)| finished(uid)) {
+                old.message.truncate(head(&old.message, FINISHED_MESSAGE_MAX).len());
+            }
             next.evictions.insert(uid.clone(), eviction);
             match self.store.save(&next) {
                 // What frees the disk must not wait for room on it: a restart before the pod's end would forget the eviction,
@@ -392,6 +399,27 @@ mod tests {
         };
         let eviction = Eviction::of(request.clone(), &at(1)).unwrap();
         assert_eq!((&eviction.message, eviction.annotations.len()), (&request.message, 1));
+    }
+
+    #[test]
+    fn little_is_kept_of_what_was_said_of_pods_that_are_finished() {
+        let disk = Disk::default();
+        let mut book = EvictionBook::new(Saved::default(), Box::new(disk.clone()));
+        let long = EvictRequest {
+            message: "x".repeat(MESSAGE_MAX),
+            annotations: [("k".to_owned(), "v".to_owned())].into(),
+            ..request(EvictionKind::LocalStorage)
+        };
+        for pod in ["a", "b", "c"] {
+            let eviction = Eviction::of(long.clone(), &at(1)).unwrap();
+            assert_eq!(
+                book.accept(&uid(pod), eviction, ALIVE, &at(1), |one| *one == uid("a")).unwrap(),
+                EvictionOutcome::Accepted
+            );
+        }
+        let kept = |pod: &str| book.get(&uid(pod)).unwrap().message.len();
+        assert_eq!(["a", "b", "c"].map(kept), [FINISHED_MESSAGE_MAX, MESSAGE_MAX, MESSAGE_MAX]);
+        assert!(!serde_json::to_string(&*disk.file.lock().unwrap()).unwrap().contains("annotations"));
     }
 
     #[test]

@@ -437,8 +437,8 @@ pub(super) const MUTANTS: [Mutant; 71] = [
         mistake: "after a restart under pressure a pod that runs is judged by it once more",
         only: Some(Family::Eviction),
         file: "bins/kubelet-syncd/src/sync_loop/admission_queue.rs",
-        from: "let runs = !self.node.cache.get(uid).sandboxes.is_empty();",
-        to: "let runs = !MUTANT && !self.node.cache.get(uid).sandboxes.is_empty();",
+        from: "let runs = self.was_admitted(uid);",
+        to: "let runs = !MUTANT && self.was_admitted(uid);",
     },
     Mutant {
         name: "not-taken-back",

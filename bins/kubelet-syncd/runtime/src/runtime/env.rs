@@ -119,7 +119,7 @@ pub fn environment(
     Ok(result.finish())
 }
 
-/// Keys and values of one `envFrom`, by key; none of an optional source that does not exist.
+/// Sets the variables of one `envFrom`, by key; none of an optional source that does not exist.
 fn set_from(result: &mut Variables, from: &EnvFromSource, objects: &NamedObjects) -> Result<(), EnvError> {
     let name = |key: &str| format!("{}{key}", from.prefix.as_deref().unwrap_or(""));
     if let Some(source) = &from.config_map_ref {
