@@ -9,7 +9,8 @@ use crate::schedule::{CALM, Deed, Step};
 
 const MINUTE: u64 = 60_000;
 
-/// How long a deed has something be away, milliseconds. None: it has nothing be away.
+/// How long a deed has something be away, milliseconds. None: it has nothing be away, or nobody knows from when on: a power cut in a
+/// write may come hours later, and would not be over when the node is to come to rest.
 fn lasting(deed: &mut Deed) -> Option<&mut u64> {
     match deed {
         Deed::KillSyncd { down }
@@ -21,7 +22,7 @@ fn lasting(deed: &mut Deed) -> Option<&mut u64> {
         | Deed::RestartApi { down }
         | Deed::Pressure { deed: PressureDeed::KillEvictiond { down } }
         | Deed::Claims { deed: ClaimsDeed::Kill { down, .. } }
-        | Deed::Disk { deed: DiskDeed::PowerCut { down, .. } } => Some(down),
+        | Deed::Disk { deed: DiskDeed::PowerCut { after: None, down, .. } } => Some(down),
         Deed::Stop { lasts, .. }
         | Deed::SilentApi { lasts }
         | Deed::SilentWatches { lasts, .. }
