@@ -169,7 +169,7 @@ impl SyncLoop {
     }
 
     /// A pod that the runtime has was admitted before.
-    fn was_admitted(&self, uid: &PodUid) -> bool {
+    pub(super) fn was_admitted(&self, uid: &PodUid) -> bool {
         !self.node.cache.get(uid).sandboxes.is_empty()
     }
 

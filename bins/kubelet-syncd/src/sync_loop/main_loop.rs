@@ -200,6 +200,8 @@ impl SyncLoop {
         let mut pods = update.pods;
         if update.op == PodOp::Add {
             desired::oldest_first(&mut pods);
+            // What was refused before a restart takes nothing from what was admitted.
+            pods.sort_by_key(|pod| desired::uid_of(pod).is_none_or(|uid| !self.was_admitted(&uid)));
         }
         let uids: Vec<PodUid> = pods.iter().filter_map(|pod| desired::uid_of(pod)).collect();
         for pod in pods {
