@@ -79,8 +79,6 @@ impl<T: Copy + PartialEq> Past<T> {
 #[derive(Debug, Clone)]
 pub struct Evicted {
     pub at: Duration,
-    /// For a threshold of the node, and not for a limit of its own.
-    pub for_threshold: bool,
     /// Seconds.
     pub grace: u64,
     /// When the last of its containers had ended.

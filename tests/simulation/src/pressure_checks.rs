@@ -17,8 +17,10 @@ use crate::world::{Told, World};
 const CONDITIONS: [&str; 3] = ["MemoryPressure", "DiskPressure", "PIDPressure"];
 /// Nothing was wrong for so long: then all that was known is young.
 const QUIET: Duration = Duration::from_secs(60);
-/// The last pod is waited for no longer (upstream podCleanupTimeout), but for what clocks differ by.
-const WAIT: Duration = Duration::from_millis(29_900);
+/// The last pod is waited for no longer than this after its kill (upstream podCleanupTimeout), but for what clocks differ by.
+const CLEANUP: Duration = Duration::from_millis(29_900);
+/// And its kill no shorter than this (upstream killPodNow).
+const KILL: Duration = Duration::from_secs(10);
 /// What a container had is free this soon after its end.
 const FREED: Duration = Duration::from_millis(1);
 /// Beginning with SIGTERM a container has at least so many seconds (upstream minimumGracePeriodInSeconds).
@@ -29,6 +31,11 @@ const IN_TIME: Duration = Duration::from_secs(90);
 const KNOWN: Duration = Duration::from_secs(30);
 /// What began when a pod was evicted is over.
 const UNDER_WAY: Duration = Duration::from_secs(10);
+
+/// How long the end of a pod is waited for that is evicted with this grace period (seconds).
+fn wait(grace: u64) -> Duration {
+    Duration::from_secs(grace + grace / 2).max(KILL) + CLEANUP
+}
 
 /// How a pod stands in a ranking.
 #[derive(Debug, Clone, Copy)]
@@ -165,7 +172,7 @@ impl World {
                 self.coverage.call(&format!("evict {signal}"));
                 self.check_eviction(uid, &name, signal, for_threshold, grace);
                 let ended = self.running(uid).next().is_none().then(kernel::now);
-                let evicted = Evicted { at: kernel::now(), for_threshold, grace, ended };
+                let evicted = Evicted { at: kernel::now(), grace, ended };
                 self.pressure.evicted.insert(uid.clone(), evicted);
             }
         }
@@ -260,8 +267,7 @@ impl World {
     /// No other pod is on its way, and what is left was looked at after the last one had gone.
     fn check_one_victim(&mut self, name: &str, signal: Signal) {
         let now = kernel::now();
-        let others = self.pressure.evicted.iter().filter(|(_, one)| one.for_threshold);
-        let young = others.filter(|(_, one)| one.at + WAIT > now);
+        let young = self.pressure.evicted.iter().filter(|(_, one)| one.at + wait(one.grace) > now);
         let Some((other, one)) = young.max_by_key(|(_, one)| one.at).map(|(uid, one)| (uid.clone(), one.clone()))
         else {
             return;
