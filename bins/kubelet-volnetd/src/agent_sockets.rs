@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use bulkhead_sys::open::{self, OpenError};
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, FileType};
 use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
 
@@ -16,8 +16,6 @@ use rustix::net::SocketAddrUnix;
 pub const KEPT_DEVICE_PLUGINS: &str = "device-plugins";
 /// Of a folder that is not there yet, or that somebody has removed (upstream's `CreateListener`).
 const FOLDER_MODE: u32 = 0o750;
-/// As upstream: an empty file that says that plugins are to use plugins_registry.
-const DEPRECATION: &str = "DEPRECATION";
 
 /// Why it is not given.
 #[derive(Debug, thiserror::Error)]
@@ -154,7 +152,8 @@ fn listens_on(socket: &OwnedFd, path: &Path) -> bool {
         && name.is_some_and(|name| name.path_bytes() == Some(path.as_os_str().as_encoded_bytes()))
 }
 
-/// Upstream's clean-up of device-plugins: sockets go, everything else stays.
+/// Sockets go, everything else stays (upstream `pkg/kubelet/cm/devicemanager/manager.go`, CleanupPluginDirectory).
+/// No file `DEPRECATION` is made: a plugin that finds one there does not register (`plugin/v1beta1/stub.go`, Register).
 fn clear(folder: BorrowedFd<'_>, path: &Path) -> Result<(), OpenError> {
     for entry in Dir::read_from(folder).map_err(|errno| io_error("read", path, errno))? {
         let entry = entry.map_err(|errno| io_error("read", path, errno))?;
@@ -164,10 +163,6 @@ fn clear(folder: BorrowedFd<'_>, path: &Path) -> Result<(), OpenError> {
             rustix::fs::unlinkat(folder, name, AtFlags::empty())
                 .map_err(|errno| io_error("remove a socket in", path, errno))?;
         }
-    }
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    if let Err(error) = rustix::fs::openat(folder, DEPRECATION, flags, Mode::from_raw_mode(0o644)) {
-        tracing::warn!(%error, "Failed to create deprecation file at socket dir");
     }
     Ok(())
 }
@@ -277,11 +272,12 @@ mod tests {
         let take = |of: &AgentSocket| of.take(root.path(), root.path(), |_| kept.set(kept.get() + 1));
         let own = AgentSocket::device_plugins();
         let first = take(&own).unwrap();
-        assert!(
-            !plugin.exists()
-                && folder.join("kubelet_internal_checkpoint").exists()
-                && folder.join(DEPRECATION).exists()
-        );
+        let left = |folder: &Path| {
+            let names = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            names.collect::<std::collections::BTreeSet<_>>()
+        };
+        let expected = ["kubelet.sock", "kubelet_internal_checkpoint"].map(String::from);
+        assert_eq!(left(&folder), expected.into(), "a file more could keep plugins from registering");
         // syncd alone: the same one, and nothing is deleted.
         let _new = UnixListener::bind(&plugin).unwrap();
         let again = UnixListener::from(take(&own).unwrap());

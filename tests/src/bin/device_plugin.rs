@@ -228,6 +228,8 @@ async fn run(resource: &str, folder: &Path, plugin: &Plugin) -> Result<()> {
         };
         let address = Endpoint::from_shared(format!("unix://{}", kubelet.display()))?;
         let registered = match address.connect().await {
+            // As upstream's stub, of which most plugins are made (`plugin/v1beta1/stub.go`, Register).
+            _ if folder.join("DEPRECATION").exists() => Err("Deprecation file found. Skip registration".to_owned()),
             Ok(channel) => {
                 let answer = RegistrationClient::new(channel).register(request).await;
                 answer.map(|_| ()).map_err(|status| status.to_string())
