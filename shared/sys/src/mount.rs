@@ -172,8 +172,16 @@ pub fn is_mount_point(dir: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
     }
 }
 
-/// Unmounts everything that is mounted on `name` in `dir`. Nothing mounted, or nothing there, is success. A busy
-/// mount is tried again after 100 ms, then its holder is named. Blocks for that time.
+/// What a mount answers that is there and cannot be looked at: its server has lost the file that is mounted, or is dead (upstream
+/// `mount_helper_unix.go` of mount-utils, IsCorruptedMnt).
+fn is_corrupted(error: &io::Error) -> bool {
+    use Errno as E;
+    let of_corrupted = [E::NOTCONN, E::STALE, E::IO, E::ACCESS, E::HOSTDOWN, E::WOULDBLOCK, E::NODEV];
+    Errno::from_io_error(error).is_some_and(|errno| of_corrupted.contains(&errno))
+}
+
+/// Unmounts everything that is mounted on `name` in `dir`. Nothing mounted, or nothing there, is success. A corrupted mount is
+/// unmounted without a look at it. A busy mount is tried again after 100 ms, then its holder is named. Blocks for that time.
 pub fn unmount(dir: BorrowedFd<'_>, name: &str) -> Result<(), MountError> {
     let error = |source: io::Error| MountError::Unmount { name: name.to_owned(), source };
     let path = format!("/proc/self/fd/{}/{name}", dir.as_raw_fd());
@@ -183,10 +191,15 @@ pub fn unmount(dir: BorrowedFd<'_>, name: &str) -> Result<(), MountError> {
     let mut was_busy = false;
     // A pod may have stacked mounts; more than this on one point is a fault of its own.
     for _ in 0..64 {
-        if !is_mount_point(dir, name).map_err(error)? {
-            return Ok(());
-        }
+        let in_doubt = match is_mount_point(dir, name) {
+            Ok(true) => false,
+            Ok(false) => return Ok(()),
+            Err(source) if is_corrupted(&source) => true,
+            Err(source) => return Err(error(source)),
+        };
         match rustix::mount::unmount(path.as_str(), UnmountFlags::NOFOLLOW) {
+            // It was no mount point.
+            Err(Errno::INVAL | Errno::NOENT) if in_doubt => return Ok(()),
             // EINVAL: somebody else was quicker.
             Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
             Err(Errno::BUSY) if !was_busy => {

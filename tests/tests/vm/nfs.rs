@@ -160,6 +160,8 @@ fn story(world: &mut World) -> Result<()> {
     told("the server was away");
     back(world)?;
     told("and came back");
+    lost(world)?;
+    told("a subPath of which the folder is deleted");
     crate::fc::disks(world)?;
     told("disks behind Fibre Channel");
     crate::iscsi::disks(world)?;
@@ -313,6 +315,22 @@ fn away(world: &mut World) -> Result<()> {
     let object = world.cluster.get("pods", NAMESPACE, "claimed")?;
     ensure!(object["metadata"]["deletionTimestamp"].is_string(), "{object}");
     Ok(())
+}
+
+/// A pod deletes the folder that is mounted for it by `subPath`: the server knows it no more, and the pod goes all the same (upstream
+/// `test/e2e/storage/testsuites/subpath.go`, "should be able to unmount after the subpath directory is deleted").
+fn lost(world: &mut World) -> Result<()> {
+    let mut loser = pod("loser", &format!("rm -r /data/part && touch /data/lost; {IDLE}"), &json!({}));
+    let part = json!({"name": "export", "mountPath": "/part", "subPath": "part"});
+    loser["spec"]["containers"][0]["volumeMounts"] = json!([data(), part]);
+    loser["spec"]["volumes"] = json!([export(V4, "/srv/nfs/old", false)]);
+    world.cluster.create(&bound(loser))?;
+    world.vm.until("the folder is deleted", PODS, "ls /srv/nfs/old/lost")?;
+    let mounts = world.vm.run(MOUNTS)?;
+    ensure!(mounts.contains("/volume-subpaths/export/main/1 "), "{mounts}");
+    world.cluster.delete("pods", NAMESPACE, "loser", Some(1))?;
+    world.gone("loser")?;
+    world.vm.until("its mounts have gone", PODS, &format!("{MOUNTS} > /tmp/m; ! grep main/1 /tmp/m")).map(drop)
 }
 
 /// What was to go goes, and the same static pod starts again.
