@@ -598,7 +598,7 @@ impl World {
             if let Some(running) = running {
                 self.breaks("stays-evicted", format!("{running} of {name} runs at the end, and the pod was evicted"));
             }
-            // One that had ended by itself when it was evicted keeps its phase.
+            // One that had ended by itself when it was evicted keeps its phase, and one whose containers exit with 0 succeeds.
             let is_failed = object.phase == "Failed" && object.reason == "Evicted";
             if !is_failed && object.phase != "Succeeded" {
                 let (phase, reason) = (&object.phase, &object.reason);

@@ -333,7 +333,7 @@ fn who_is_evicted_is_made_again_on_another_node() -> Result<()> {
     wait_ready_node(&cluster, OTHER)?;
     // Takes memory on the one node and idles on the other; it asks for nothing, so nothing makes it tolerate the taint.
     let script = format!(
-        "trap 'exit 0' TERM; [ $NODE = {OTHER} ] || dd if=/dev/zero of=/mem/a bs=1M count=620; while true; do sleep 0.1; done"
+        "trap 'exit 3' TERM; [ $NODE = {OTHER} ] || dd if=/dev/zero of=/mem/a bs=1M count=620; while true; do sleep 0.1; done"
     );
     let spec = json!({
         "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference":

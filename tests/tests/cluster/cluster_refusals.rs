@@ -12,6 +12,25 @@ use serde_json::{Value, json};
 
 const REJECTED: &str = "Pod was rejected: ";
 
+/// Upstream's critical_pod_test.go: its containers exit with 0, so that it has Succeeded, and the condition says who ended it.
+#[test]
+fn who_makes_room_and_exits_with_0_has_succeeded() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let member = Member::start(&lab, &[], |node| node.config("maxPods", json!(1)))?;
+    create(&member.cluster, Pod::idle("low"))?;
+    wait_ready(&member.cluster, "low")?;
+    member.node.write(&Pod::idle("critical").spec("priority", json!(2_000_001_000)))?;
+    let low = wait_phase(&member.cluster, "low", "Succeeded")?;
+    let status = &low["status"];
+    ensure!(status["reason"].is_null() && status["message"].is_null(), "{status:#}");
+    let conditions = status["conditions"].as_array().context("no conditions")?;
+    let target = conditions.iter().find(|one| one["type"] == "DisruptionTarget").context("no DisruptionTarget")?;
+    ensure!(target["status"] == "True" && target["reason"] == "TerminationByKubelet", "{target}");
+    member.wait_event("low", "Preempting", |message| message == "Preempted in order to admit critical pod")?;
+    member.node.wait_pod("critical", "it runs", |pod| pod.phase == "Running")?;
+    member.node.finish()
+}
+
 #[test]
 fn each_refusal_has_its_reason_message_and_event() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };

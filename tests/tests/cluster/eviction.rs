@@ -19,10 +19,11 @@ pub(crate) fn reserved_beside(bytes: u64) -> Result<String> {
     Ok((total - bytes).to_string())
 }
 
-/// Takes memory step by step until it is told to end; what it takes goes with its pod.
+/// Takes memory step by step until it is told to end, as failed, for one that exits with 0 has Succeeded; what it takes goes with its
+/// pod.
 pub(crate) fn taker(name: &str, megabytes: u64, pause: &str) -> Pod {
     let script = format!(
-        "trap 'exit 0' TERM; i=0; while true; do dd if=/dev/zero of=/mem/$i bs=1M count={megabytes} 2>/dev/null; \
+        "trap 'exit 3' TERM; i=0; while true; do dd if=/dev/zero of=/mem/$i bs=1M count={megabytes} 2>/dev/null; \
          i=$((i+1)); sleep {pause}; done"
     );
     Pod::busybox(name, &script).empty_dir("mem", "Memory", None, "/mem")
@@ -88,7 +89,7 @@ fn who_takes_the_pods_memory_is_evicted_and_nobody_else() -> Result<()> {
     ensure!(target["message"] == status["message"], "{target}");
     let ended = &status["containerStatuses"][0]["state"]["terminated"];
     ensure!(
-        ended["reason"] == "Completed" && ended["exitCode"] == 0,
+        ended["reason"] == "Error" && ended["exitCode"] == 3,
         "it ended upon SIGTERM, and not by the kernel: {ended}"
     );
     pod_only_advances(&member.cluster.history("pods", NAMESPACE, "taker")?)?;
@@ -150,7 +151,7 @@ fn who_fills_the_nodes_disk_is_evicted_and_so_is_who_exceeds_its_own_limits() ->
     })?;
     let writer = |name: &str, megabytes: u64, total: u64| {
         let script = format!(
-            "trap 'exit 0' TERM; i=0; while [ $i -lt {total} ]; do dd if=/dev/zero of=/data/$i bs=1M count={megabytes} \
+            "trap 'exit 3' TERM; i=0; while [ $i -lt {total} ]; do dd if=/dev/zero of=/data/$i bs=1M count={megabytes} \
              2>/dev/null; i=$((i+1)); sleep 0.1; done; while true; do sleep 1; done"
         );
         Pod::busybox(name, &script)

@@ -26,7 +26,7 @@ fn signal<'a>(pressure: &'a Value, name: &str) -> Result<&'a Value> {
 
 /// Writes to its emptyDir until it is told to end.
 fn writer(name: &str) -> Pod {
-    let script = "trap 'exit 0' TERM; i=0; while [ $i -lt 1000 ]; do dd if=/dev/zero of=/data/$i bs=1M count=5 2>/dev/null; \
+    let script = "trap 'exit 3' TERM; i=0; while [ $i -lt 1000 ]; do dd if=/dev/zero of=/data/$i bs=1M count=5 2>/dev/null; \
                   i=$((i+1)); sleep 0.1; done; while true; do sleep 1; done";
     Pod::busybox(name, script).empty_dir("data", "", None, "/data")
 }
@@ -34,7 +34,7 @@ fn writer(name: &str) -> Pod {
 /// Takes this much of the pods' memory, keeps it, and ends when it is told to.
 fn holder(name: &str, megabytes: u64) -> Pod {
     let script = format!(
-        "trap 'exit 0' TERM; dd if=/dev/zero of=/mem/a bs=1M count={megabytes} 2>/dev/null; echo taken; while true; do sleep 0.1; done"
+        "trap 'exit 3' TERM; dd if=/dev/zero of=/mem/a bs=1M count={megabytes} 2>/dev/null; echo taken; while true; do sleep 0.1; done"
     );
     Pod::busybox(name, &script).empty_dir("mem", "Memory", None, "/mem")
 }
@@ -138,7 +138,7 @@ fn a_file_system_that_hangs_makes_its_signals_unknown_and_nothing_else() -> Resu
     create(&member.cluster, taker("taker", 8, "0.03"))?;
     let gone = wait_phase(&member.cluster, "taker", "Failed")?;
     is_said(&gone["status"], &["The node was low on resource: memory. "])?;
-    ensure!(gone["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 0, "{:#}", gone["status"]);
+    ensure!(gone["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3, "{:#}", gone["status"]);
     ensure!(condition(&member, "DiskPressure")?["status"] == "False", "what is unknown is no pressure");
     ensure!(evicted(&member)? == ["taker"]);
     drop(file_system);
@@ -173,7 +173,7 @@ fn both_away_under_pressure_then_the_api_server() -> Result<()> {
     }
 
     // The launcher starts nobody again while it is stopped.
-    let script = "trap 'exit 0' TERM; until [ -e /go/go ]; do sleep 0.1; done; dd if=/dev/zero of=/mem/a bs=1M count=380 2>/dev/null; \
+    let script = "trap 'exit 3' TERM; until [ -e /go/go ]; do sleep 0.1; done; dd if=/dev/zero of=/mem/a bs=1M count=380 2>/dev/null; \
                   touch /go/taken; while true; do sleep 0.1; done";
     let go = lab.folder().join("go");
     std::fs::create_dir(&go)?;

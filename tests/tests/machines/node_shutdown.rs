@@ -239,9 +239,9 @@ fn start(machine: &Machine, cluster: &Cluster, change: impl FnOnce(&mut Value)) 
     wait_ready(cluster, machine)
 }
 
-/// A pod that writes down when it is asked to end, and ends so many seconds later.
+/// A pod that writes down when it is asked to end, and ends so many seconds later, with a failure: with 0 it would have Succeeded.
 fn ending(name: &str, class: usize, grace: u32, seconds: u32) -> Pod {
-    recording(name, class, grace, &format!("trap 'say term; sleep {seconds}; say end; exit 0' TERM"))
+    recording(name, class, grace, &format!("trap 'say term; sleep {seconds}; say end; exit 3' TERM"))
 }
 
 /// `$mounts`: mounts of pods' volumes of memory that the machine has at that moment.

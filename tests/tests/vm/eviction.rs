@@ -21,7 +21,7 @@ pub fn of_the_machines_memory(world: &mut World) -> Result<()> {
         "{message}"
     );
     let ended = &gone["status"]["containerStatuses"][0]["state"]["terminated"];
-    ensure!(ended["exitCode"] == 0, "it ended upon SIGTERM, and not by the kernel: {}", gone["status"]);
+    ensure!(ended["exitCode"] == 3, "it ended upon SIGTERM, and not by the kernel: {}", gone["status"]);
     let shown =
         world.vm.until("the operator sees it", PODS, "kubelet-ctl pressure > /tmp/p; grep 'ago .* taker' /tmp/p")?;
     ensure!(shown.contains("memory.available"), "{shown}");

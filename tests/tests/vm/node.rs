@@ -118,7 +118,7 @@ pub fn greedy() -> Value {
 /// Takes memory step by step until it is told to end.
 pub fn taker() -> Value {
     let script =
-        "trap 'exit 0' TERM; i=0; while true; do dd if=/dev/zero of=/mem/$i bs=1M count=8; i=$((i+1)); sleep 0.2; done";
+        "trap 'exit 3' TERM; i=0; while true; do dd if=/dev/zero of=/mem/$i bs=1M count=8; i=$((i+1)); sleep 0.2; done";
     let mut pod = bound(pod("taker", script, &json!({"requests": {"memory": "8Mi"}})));
     pod["spec"]["volumes"] = json!([{"name": "mem", "emptyDir": {"medium": "Memory"}}]);
     pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "mem", "mountPath": "/mem"}]);

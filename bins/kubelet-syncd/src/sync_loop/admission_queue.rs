@@ -31,7 +31,7 @@ use kubelet_model::events::{EventSink as _, EventType, PodEvent};
 use kubelet_model::pod::resources::Amounts;
 use kubelet_model::pod::spec::{PodIdentity, containers, init_containers};
 use kubelet_runtime::status::ended::Course;
-use kubelet_runtime::status::pod_status::{self, TerminationReason};
+use kubelet_runtime::status::pod_status::{self, Fails, TerminationReason};
 
 /// A pod that only the node's labels keep out waits so long for their newest state: the pod and the node come by two
 /// watches, and the one may be ahead of the other (upstream asks the API server once more).
@@ -477,6 +477,7 @@ impl SyncLoop {
                 reason: preemption::REASON.to_owned(),
                 message: preemption::MESSAGE.to_owned(),
                 disruption: Some(preemption::DISRUPTION.to_owned()),
+                fails: Fails::UntilStopped,
             };
             self.node.pods.terminate_pod(victim, termination);
             let seen = PodView { facts: desired::facts(&pod), pod, runtime_ended: false };

@@ -19,7 +19,7 @@ use crate::evictions::grace_period::Kills;
 use crate::pod_workers::{Kill, Lifecycle, PodView, UpdateType};
 use kubelet_model::events::{EventSink as _, EventType, NodeEvent, PodEvent};
 use kubelet_model::pod::spec::{PodIdentity, is_critical};
-use kubelet_runtime::status::pod_status::TerminationReason;
+use kubelet_runtime::status::pod_status::{Fails, TerminationReason};
 
 /// Reason of the event and of the status.
 const REASON: &str = "Evicted";
@@ -177,7 +177,8 @@ impl SyncLoop {
 
     fn end_evicted(&mut self, uid: &PodUid, pod: &Arc<Pod>, eviction: Eviction, now: Instant) {
         let disruption = eviction.disruption_target.then(|| eviction.message.clone());
-        let termination = TerminationReason { reason: REASON.to_owned(), message: eviction.message, disruption };
+        let (reason, fails) = (REASON.to_owned(), Fails::UntilStopped);
+        let termination = TerminationReason { reason, message: eviction.message, disruption, fails };
         self.node.pods.terminate_pod(uid, termination);
         let seen = PodView { facts: desired::facts(pod), pod: pod.clone(), runtime_ended: false };
         let kill = Kill { grace: Some(eviction.grace_period), evicted: true, hurried: true };

@@ -14,7 +14,7 @@ use crate::volumes::VolumeKind;
 use crate::volumes::set_up::{Outcomes, Ready};
 use kubelet_model::events::EventType;
 use kubelet_runtime::runtime::container_config::{MountedVolume, MountedVolumes, VolumeRoot};
-use kubelet_runtime::status::pod_status::TerminationReason;
+use kubelet_runtime::status::pod_status::{Fails, TerminationReason};
 use kubelet_volume_manager::{Root, Waiting};
 
 /// Upstream's VolumeAttachmentLimitExceededReason.
@@ -73,7 +73,8 @@ impl PodSyncer {
     fn reject(&self, pod: &Pod, reason: &'static str, message: String) {
         self.node.metrics.admission_rejections.with_label_values(&[admission::metric_label(reason)]).inc();
         let status = format!("Pod was rejected: {message}");
-        let termination = TerminationReason { reason: reason.to_owned(), message: status, disruption: None };
+        let fails = Fails::UntilStopped;
+        let termination = TerminationReason { reason: reason.to_owned(), message: status, disruption: None, fails };
         if self.node.pods.terminate_pod(&self.uid, termination) {
             self.event(pod, EventType::Warning, reason, message);
         }

@@ -84,7 +84,7 @@ impl PodTable {
         self.records().get(uid)?.decided.termination.clone()
     }
 
-    /// The pod is to end as failed; what was said first stays. False: something was said before.
+    /// The pod is to end from outside; what was said first stays. False: something was said before.
     pub fn terminate_pod(&self, uid: &PodUid, termination: pod_status::TerminationReason) -> bool {
         let first = self.with_record(uid, |record| {
             let is_first = record.decided.termination.is_none();

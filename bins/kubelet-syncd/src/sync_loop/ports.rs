@@ -37,6 +37,10 @@ use kubelet_runtime::stages;
 
 /// What takes longer than this (an image that is pulled, a hook) holds no slot any more.
 const SOON: Duration = Duration::from_millis(300);
+/// The end of a container that is replaced is told after this time where its successor is not there yet: not sooner, as upstream sees
+/// it at its next relist (`pkg/kubelet/kubelet.go`, genericPlegRelistPeriod), and a client that changes an image and reads the status
+/// finds the pod ready.
+const REPLACED: Duration = Duration::from_secs(1);
 
 /// What one sync of one pod holds while it starts something.
 #[derive(Default)]
@@ -58,6 +62,15 @@ struct Turn {
 impl Turn {
     fn held(&self) -> MutexGuard<'_, SyncHolds> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// PLEG looks at the end of this sync, unless it is let go before.
+    fn hold_looks(&self) {
+        let is_busy = self.held().busy.is_some();
+        if !is_busy {
+            let busy = self.pleg.busy(&self.uid);
+            self.held().busy = Some(busy);
+        }
     }
 }
 
@@ -98,16 +111,27 @@ fn let_go() {
     let _ = TURN.try_with(|turn| std::mem::take(&mut *turn.held()));
 }
 
-/// Waits for something; when that takes long, others start meanwhile.
-async fn unhurried<T>(what: impl Future<Output = T>) -> T {
+/// Waits for something; when that takes longer than `soon`, others start meanwhile, and PLEG looks.
+async fn let_go_after<T>(soon: Duration, what: impl Future<Output = T>) -> T {
     tokio::pin!(what);
     tokio::select! {
         done = &mut what => done,
-        () = tokio::time::sleep(SOON) => {
+        () = tokio::time::sleep(soon) => {
             let_go();
             what.await
         }
     }
+}
+
+async fn unhurried<T>(what: impl Future<Output = T>) -> T {
+    let_go_after(SOON, what).await
+}
+
+/// Waits for the end of one container of a pod that goes on.
+async fn replacing<T>(stop: impl Future<Output = T>) -> T {
+    give_back();
+    let _ = TURN.try_with(Turn::hold_looks);
+    let_go_after(REPLACED, stop).await
 }
 
 /// The runtime with bounded, fair starts and take-downs.
@@ -150,11 +174,7 @@ impl RateLimitedRuntime {
             };
             turn.held().slot = Some(slot);
         }
-        let is_busy = turn.held().busy.is_some();
-        if !is_busy {
-            let busy = turn.pleg.busy(&turn.uid);
-            turn.held().busy = Some(busy);
-        }
+        turn.hold_looks();
     }
 }
 
@@ -211,13 +231,14 @@ impl RuntimeService for RateLimitedRuntime {
     }
 
     async fn stop_container(&self, container: &ContainerId, grace: i64) -> Result<(), CriError> {
-        // A kill waits out a grace period.
-        let_go();
         let stop = RuntimeService::stop_container(&self.cri, container, grace);
         match TAKE_DOWN.try_with(TakeDown::clone) {
-            Ok(take_down) => take_down.stop(container, stop).await,
-            // One container of a pod that goes on.
-            Err(_) => stop.await,
+            Ok(take_down) => {
+                // A kill waits out a grace period.
+                let_go();
+                take_down.stop(container, stop).await
+            }
+            Err(_) => replacing(stop).await,
         }
     }
 
@@ -464,5 +485,37 @@ impl Images for PodImages {
 
     fn count_volumes(&self, counted: Counted) {
         self.manager.count_volumes(counted.requested, counted.mounts, counted.failed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bulkhead_cri::DirectConnector;
+    use kubelet_pleg::PlegOptions;
+    use tokio::time::sleep;
+
+    use super::*;
+
+    fn looks_are_held() -> bool {
+        TURN.with(|turn| turn.held().busy.is_some())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_a_container_that_is_replaced_is_told_with_its_successor_or_after_a_second() {
+        let runtime =
+            CriClient::new(Arc::new(DirectConnector("/nowhere".into())), bulkhead_cri::CriDeadlines::default());
+        let (pleg, _task) = Pleg::new(runtime, PlegOptions::default(), &prometheus::Registry::new()).unwrap();
+        for (millis, held) in [(0, true), (900, true), (1100, false)] {
+            let uid = PodUid::parse("u").unwrap();
+            with_turn(pleg.clone(), uid, async {
+                replacing(sleep(Duration::from_millis(millis))).await;
+                assert_eq!(looks_are_held(), held, "{millis} ms");
+                unhurried(sleep(SOON * 2)).await;
+                assert!(!looks_are_held(), "an image that is pulled takes long");
+            })
+            .await;
+        }
+        // A pod that ends has no successor.
+        replacing(sleep(Duration::from_millis(1))).await;
     }
 }

@@ -20,7 +20,7 @@ use crate::node_shutdown::record::Record;
 use crate::pod_workers::{Kill, Lifecycle, PodView, UpdateType};
 use kubelet_model::events::{EventSink as _, EventType, NodeEvent};
 use kubelet_model::pod::spec::is_phase_terminal;
-use kubelet_runtime::status::pod_status::TerminationReason;
+use kubelet_runtime::status::pod_status::{Fails, TerminationReason};
 
 /// Of a pod's status, and of its condition DisruptionTarget.
 const REASON: &str = "Terminated";
@@ -150,6 +150,7 @@ impl SyncLoop {
             reason: REASON.to_owned(),
             message: MESSAGE.to_owned(),
             disruption: Some(MESSAGE.to_owned()),
+            fails: Fails::UntilStopped,
         };
         self.node.pods.terminate_pod(uid, termination);
         let seen = PodView { facts: desired::facts(&pod), pod, runtime_ended: false };

@@ -28,7 +28,7 @@ use kubelet_model::pod::spec::{self, PodIdentity};
 use kubelet_pleg::CacheError;
 use kubelet_runtime::stages::{self, Stage as Named};
 use kubelet_runtime::status::next::is_over;
-use kubelet_runtime::status::pod_status::{TerminationReason, is_past_deadline};
+use kubelet_runtime::status::pod_status::{Fails, TerminationReason, is_past_deadline};
 
 /// End of a piece of work, as the main loop hears of it.
 #[derive(Debug)]
@@ -60,7 +60,12 @@ const LOOK_MAX: Duration = Duration::from_secs(2);
 const PAST_DEADLINE: &str = "Pod was active on the node longer than the specified deadline";
 
 fn deadline_exceeded() -> TerminationReason {
-    TerminationReason { reason: "DeadlineExceeded".to_owned(), message: PAST_DEADLINE.to_owned(), disruption: None }
+    TerminationReason {
+        reason: "DeadlineExceeded".to_owned(),
+        message: PAST_DEADLINE.to_owned(),
+        disruption: None,
+        fails: Fails::ForGood,
+    }
 }
 
 pub(super) const FAILED: Stop = Stop::Retry(Retry::Failed { back_off: None });

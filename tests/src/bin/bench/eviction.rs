@@ -1,5 +1,5 @@
 //! How soon a pod that takes the pods' memory is told to end: from the moment at which what is left falls below the threshold to the
-//! SIGTERM in its process, in parts, and whether it ended as Evicted before the kernel ended it; and how soon a disk is judged. The
+//! SIGTERM in its process, in parts, and whether it ended evicted before the kernel ended it; and how soon a disk is judged. The
 //! control plane is a real one with `KUBEBUILDER_ASSETS`.
 
 use std::io::Write as _;
@@ -220,7 +220,7 @@ fn one(cluster: &Cluster, node: &Node, name: &str, rate: u64, end_after: u64) ->
     let ended = cluster.wait_for("pods", NAMESPACE, name, "it has ended", |pod| {
         let phase = pod["status"]["phase"].as_str().unwrap_or_default();
         let terminated = &pod["status"]["containerStatuses"][0]["state"]["terminated"];
-        matches!(phase, "Failed" | "Succeeded") && (pod["status"]["reason"] == "Evicted" || !terminated.is_null())
+        matches!(phase, "Failed" | "Succeeded") && (is_evicted(pod) || !terminated.is_null())
     })?;
     let crossed = crossing.seen()?;
     let log = std::fs::read(node.log())?;
@@ -238,6 +238,12 @@ fn one(cluster: &Cluster, node: &Node, name: &str, rate: u64, end_after: u64) ->
     run_of(&ended, crossed, &log)
 }
 
+/// One that exits with 0 has Succeeded, without a reason.
+fn is_evicted(pod: &Value) -> bool {
+    let conditions = pod["status"]["conditions"].as_array();
+    conditions.is_some_and(|all| all.iter().any(|one| one["type"] == "DisruptionTarget" && one["status"] == "True"))
+}
+
 fn run_of(ended: &Value, crossed: SystemTime, log: &str) -> Result<Run> {
     let after = |time: Option<SystemTime>| time.and_then(|time| time.duration_since(crossed).ok()).unwrap_or_default();
     let terminated = &ended["status"]["containerStatuses"][0]["state"]["terminated"];
@@ -250,7 +256,7 @@ fn run_of(ended: &Value, crossed: SystemTime, log: &str) -> Result<Run> {
         time_of(line)
     };
     Ok(Run {
-        evicted: ended["status"]["reason"] == "Evicted" && told.is_some() && !by_kernel,
+        evicted: is_evicted(ended) && told.is_some() && !by_kernel,
         judged: after(logged("Eviction manager: attempting to reclaim")),
         ranked: after(logged("Eviction manager: pods ranked for eviction")),
         accepted: after(logged("Evicting pod")),
@@ -284,17 +290,18 @@ mod tests {
 
     #[test]
     fn an_eviction_is_one_that_the_kernel_did_not_forestall() {
-        let pod = |reason: &str, code: i64, why: &str, said: &str| {
+        let pod = |condition: &str, code: i64, why: &str, said: &str| {
             let terminated = json!({"exitCode": code, "reason": why, "message": said});
-            json!({"status": {"reason": reason, "containerStatuses": [{"state": {"terminated": terminated}}]}})
+            let conditions = json!([{"type": condition, "status": "True"}]);
+            json!({"status": {"conditions": conditions, "containerStatuses": [{"state": {"terminated": terminated}}]}})
         };
         let crossed = SystemTime::UNIX_EPOCH + Duration::from_secs(5);
         let of = |pod: &Value| run_of(pod, crossed, "").unwrap();
         let said = "SIGTERM at 5100000000";
-        let good = of(&pod("Evicted", 0, "Completed", said));
+        let good = of(&pod("DisruptionTarget", 0, "Completed", said));
         assert_eq!((good.evicted, good.told), (true, Duration::from_millis(100)));
-        assert!(!of(&pod("Evicted", 137, "OOMKilled", said)).evicted);
-        assert!(!of(&pod("", 137, "OOMKilled", "")).evicted);
-        assert!(!of(&pod("Evicted", 137, "Error", "")).evicted);
+        assert!(!of(&pod("DisruptionTarget", 137, "OOMKilled", said)).evicted);
+        assert!(!of(&pod("Ready", 137, "OOMKilled", "")).evicted);
+        assert!(!of(&pod("DisruptionTarget", 137, "Error", "")).evicted);
     }
 }

@@ -32,6 +32,18 @@ pub struct TerminationReason {
     pub message: String,
     /// Message of the condition DisruptionTarget; None: the pod does not get one.
     pub disruption: Option<String>,
+    pub fails: Fails,
+}
+
+/// Until when a pod that is ended from outside counts as Failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fails {
+    /// Until its containers have stopped; then the phase is told by how they ended, and one whose containers all exited with 0
+    /// has Succeeded (upstream `pkg/kubelet/kubelet.go` SyncTerminatingPod applies the kill's PodStatusFunc before the kill alone,
+    /// and what SyncPod's rejectPod told is overruled the same way).
+    UntilStopped,
+    /// However they end (upstream `pkg/kubelet/active_deadline.go` ShouldEvict, asked for each status).
+    ForGood,
 }
 
 /// What a status is computed from.
@@ -55,7 +67,7 @@ pub struct StatusInput<'a> {
     pub resize: &'a [PodCondition],
     /// The pod's containers were all stopped because the pod ends.
     pub terminal: bool,
-    /// Forces phase Failed with that reason.
+    /// Forces phase Failed with that reason, for as long as [`Fails`] says.
     pub termination: Option<&'a TerminationReason>,
     pub now: Timestamp,
 }
@@ -154,13 +166,11 @@ fn set_phase(
 ) -> Phase {
     let of = |s: Option<&PodStatus>| s.and_then(|s| s.phase.as_deref()).and_then(Phase::parse);
     let (old_phase, api_phase) = (of(old), of(input.pod.status.as_ref()));
-    let ended = |p: Option<Phase>| p.filter(|p| p.is_terminal());
     let computed = phase(input.pod, all, input.terminal, has_active_regular_container(input));
-    // No way leads out of an end, or from one end to the other, whatever the runtime shows by now. Upstream lets the
-    // status it keeps go from Failed to Succeeded; the API server's would not.
-    let past = ended(api_phase).or(ended(old_phase));
-    let result = past.unwrap_or(if input.termination.is_some() { Phase::Failed } else { computed });
-    if let Some(termination) = input.termination.filter(|_| past.is_none()) {
+    let fails = input.termination.map(|termination| termination.fails);
+    let result = settle(api_phase, old_phase, computed, input.terminal, fails);
+    let has_ended = [api_phase, old_phase].into_iter().flatten().any(Phase::is_terminal);
+    if let Some(termination) = input.termination.filter(|_| result == Phase::Failed && !has_ended) {
         status.reason = Some(termination.reason.clone());
         status.message = Some(termination.message.clone());
     } else if Some(result) == old_phase {
@@ -173,6 +183,27 @@ fn set_phase(
     }
     status.phase = Some(result.as_str().to_owned());
     result
+}
+
+/// The phase to tell, where the API server has `api`, this process told `told` last and the containers come to `computed`.
+///
+/// No way leads out of an end that the API server has. One that only this process has told stays, whatever the runtime shows by now,
+/// except for the Failed of a pod that was being ended: that was never on the API server, because its containers might still run.
+fn settle(
+    api: Option<Phase>,
+    told: Option<Phase>,
+    computed: Phase,
+    has_stopped: bool,
+    termination: Option<Fails>,
+) -> Phase {
+    let ended = |phase: Option<Phase>| phase.filter(|phase| phase.is_terminal());
+    if let Some(end) = ended(api) {
+        return end;
+    }
+    if termination == Some(Fails::UntilStopped) && has_stopped && computed.is_terminal() {
+        return computed;
+    }
+    ended(told).unwrap_or(if termination.is_some() { Phase::Failed } else { computed })
 }
 
 /// A regular container exists in the newest sandbox.

@@ -509,7 +509,8 @@ fn host_network_verdicts_rejections_and_gates() {
     assert_eq!(s.pod_ip.as_deref(), Some("10.240.0.2"));
     assert!(conditions(&s).contains(&"Ready=False/ReadinessGatesNotReady/corresponding condition of pod readiness gate \"x.io/ok\" does not exist.".to_owned()));
     let disruption = Some("low on memory".to_owned());
-    w.termination = Some(TerminationReason { reason: "Evicted".to_owned(), message: "low".to_owned(), disruption });
+    let (reason, message) = ("Evicted".to_owned(), "low".to_owned());
+    w.termination = Some(TerminationReason { reason, message, disruption, fails: Fails::UntilStopped });
     let s = w.step();
     assert_eq!((s.phase.as_deref(), s.reason.as_deref()), (Some("Failed"), Some("Evicted")));
     assert_eq!(conditions(&s)[5], "DisruptionTarget=True/TerminationByKubelet/low on memory");
@@ -530,6 +531,59 @@ fn host_network_verdicts_rejections_and_gates() {
     let kept = rejected_while_it_runs(&w.pod, r);
     assert_eq!((kept.phase.as_deref(), kept.reason.as_deref()), (Some("Failed"), Some("OutOfcpu")));
     assert_eq!(kept.pod_ip.as_deref(), Some("10.1.1.1"));
+}
+
+/// Statuses of a pod that is ended from outside: while its containers stop, and once they have.
+fn ended_from_outside(policy: &str, exit_code: i32, fails: Fails, prepare: impl FnOnce(&mut World)) -> [PodStatus; 2] {
+    let mut w = world(simple(policy));
+    w.sandbox();
+    w.container("main", RunState::Running, 0);
+    prepare(&mut w);
+    w.step();
+    let (reason, message) = ("Preempting".to_owned(), "for another".to_owned());
+    w.termination = Some(TerminationReason { reason, message, disruption: Some("room".to_owned()), fails });
+    let stops = w.step();
+    w.container("main", RunState::Exited, exit_code);
+    w.terminal = true;
+    let stopped = w.step();
+    assert_eq!(conditions(&w.step()), conditions(&stopped), "the runtime's last word on it says no more");
+    [stops, stopped]
+}
+
+/// Upstream's critical_pod_test.go: who exits with 0 has Succeeded, whoever asked for it.
+#[test]
+fn a_pod_that_is_ended_from_outside_ends_as_its_containers_do() {
+    let text = |s: &PodStatus| {
+        let reason = s.reason.clone().unwrap_or_default();
+        assert_eq!(reason.is_empty(), s.message.is_none());
+        format!("{} {reason}", s.phase.as_deref().unwrap())
+    };
+    for (policy, exit_code, fails, expected) in [
+        ("Always", 0, Fails::UntilStopped, "Succeeded "),
+        ("OnFailure", 0, Fails::UntilStopped, "Succeeded "),
+        ("Never", 0, Fails::UntilStopped, "Succeeded "),
+        ("Always", 143, Fails::UntilStopped, "Failed Preempting"),
+        ("Never", 1, Fails::UntilStopped, "Failed Preempting"),
+        ("Always", 0, Fails::ForGood, "Failed Preempting"),
+        ("Never", 137, Fails::ForGood, "Failed Preempting"),
+    ] {
+        let [stops, stopped] = ended_from_outside(policy, exit_code, fails, |_| {});
+        assert_eq!(text(&stops), "Failed Preempting");
+        assert_eq!(text(&stopped), expected, "{policy} {exit_code} {fails:?}");
+        for status in [stops, stopped] {
+            assert!(conditions(&status).contains(&"DisruptionTarget=True/TerminationByKubelet/room".to_owned()));
+        }
+    }
+    // What the API server was told stays.
+    let told = |w: &mut World| {
+        let reason = Some("Evicted".to_owned());
+        w.pod.status = Some(PodStatus { phase: Some("Failed".to_owned()), reason, ..Default::default() });
+    };
+    let [_, stopped] = ended_from_outside("Always", 0, Fails::UntilStopped, told);
+    assert_eq!((stopped.phase.as_deref(), stopped.reason.as_deref()), (Some("Failed"), Some("Evicted")));
+    // A static pod does not end for good.
+    let [_, stopped] = ended_from_outside("Always", 0, Fails::UntilStopped, |w| w.pod = pod(simple("Always")));
+    assert_eq!((stopped.phase.as_deref(), stopped.reason.as_deref()), (Some("Failed"), Some("Preempting")));
 }
 
 #[test]
