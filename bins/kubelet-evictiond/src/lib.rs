@@ -331,10 +331,9 @@ fn walker(daemon: &Arc<Daemon>) -> std::io::Result<walker::Walker> {
 /// processes are in.
 fn system_cgroups(config: &NodeConfig) -> Vec<(&'static str, String)> {
     let named = |name: &str| (name.starts_with('/') && name != "/").then(|| name.to_owned());
-    let own =
-        || cgroup::of_process(&std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default()).map(cgroup::of_agent);
+    let own = cgroup::of_process(&std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default());
     [
-        ("kubelet", named(&config.kubelet.kubelet_cgroups).or_else(own)),
+        ("kubelet", own.map(|own| cgroup::of_agent(own, &config.kubelet.kubelet_cgroups))),
         ("runtime", named(&config.flags.runtime_cgroups)),
         ("misc", named(&config.kubelet.system_cgroups)),
     ]

@@ -69,9 +69,16 @@ pub fn of_process(proc_cgroup: &str) -> Option<String> {
     (path != "/" && path.starts_with('/') && !path.split('/').any(|part| part == "..")).then(|| path.to_owned())
 }
 
-/// The cgroup of the whole node agent, from that of this process: the launcher's, which all its daemons share, or the
-/// slice around the units, each of which is a cgroup of its own.
-pub fn of_agent(own: String) -> String {
+/// The cgroup of the whole node agent, from that of this process: the one that `kubeletCgroups` names, if this process is in it or below
+/// it; else the launcher's, which all its daemons share, or the slice around the units, each of which is a cgroup of its own.
+/// Upstream makes the named group and moves the kubelet there (`pkg/kubelet/cm/container_manager_linux.go`, setupNode); here nobody does,
+/// and what is elsewhere tells nothing of the agent.
+pub fn of_agent(own: String, named: &str) -> String {
+    let named = named.trim_end_matches('/');
+    let below = named.starts_with('/').then(|| own.strip_prefix(named)).flatten();
+    if below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/')) {
+        return named.to_owned();
+    }
     match own.rsplit_once('/') {
         Some((slice, UNIT)) if slice.ends_with(".slice") && !slice.ends_with("/system.slice") => slice.to_owned(),
         _ => own,
@@ -87,15 +94,23 @@ mod tests {
 
     #[test]
     fn the_whole_agent() {
-        for (own, agent) in [
-            ("/kubelet.slice/kubelet-evictiond.service", "/kubelet.slice"),
-            ("/system.slice/kubelet.service", "/system.slice/kubelet.service"),
+        for (own, named, agent) in [
+            ("/kubelet.slice/kubelet-evictiond.service", "", "/kubelet.slice"),
+            ("/system.slice/kubelet.service", "", "/system.slice/kubelet.service"),
             // An operator's drop-in put the units beside all others: what the slice uses is not the agent's.
-            ("/system.slice/kubelet-evictiond.service", "/system.slice/kubelet-evictiond.service"),
-            ("/lab/node", "/lab/node"),
-            ("/kubelet-evictiond.service", "/kubelet-evictiond.service"),
+            ("/system.slice/kubelet-evictiond.service", "", "/system.slice/kubelet-evictiond.service"),
+            ("/lab/node", "", "/lab/node"),
+            ("/kubelet-evictiond.service", "", "/kubelet-evictiond.service"),
+            // `kubeletCgroups`, where nobody is in it, and where this process is.
+            ("/runtime.slice/kubelet-1.service", "/kubelet.slice", "/runtime.slice/kubelet-1.service"),
+            ("/kubelet.slice/kubelet-evictiond.service", "/kubelet", "/kubelet.slice"),
+            ("/kubelet.slice/kubelet-evictiond.service", "/kubelet.slice/", "/kubelet.slice"),
+            ("/node/agent/kubelet", "/node", "/node"),
+            ("/node", "/node", "/node"),
+            ("/node", "/", "/node"),
+            ("/node", "node", "/node"),
         ] {
-            assert_eq!(of_agent(own.to_owned()), agent);
+            assert_eq!(of_agent(own.to_owned(), named), agent, "{own} {named}");
         }
     }
     use proptest::prelude::*;
