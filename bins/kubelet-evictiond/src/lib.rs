@@ -24,7 +24,8 @@
 //! Without kubelet-syncd the node's own statistics go on and `pods_known` is false until it has told the pods once;
 //! after that the last list is used. A file system that hangs takes away the figures of that pod alone, and keeps one of
 //! kubelet-walker's workers. Without kubelet-walker nothing is known of disks, and the rest goes on.
-//! Statistics of pods are measured when somebody asks, or when one of them is to be evicted.
+//! Statistics of pods are measured when somebody asks, or when one of them is to be evicted; with gate CSIVolumeHealth what drivers tell
+//! of their volumes is asked for in each volumeStatsAggPeriod.
 //!
 //! # Modules
 //! A module uses only those above it in this table (`tests/tests/files/layers.rs` holds it to that).
@@ -65,6 +66,7 @@
 //! |---|---|---|
 //! | gRPC ([`service`]) | calls | the newest sample, measured on a pool of threads when it is too old |
 //! | measuring for metrics | that somebody reads them | a sample |
+//! | health of volumes (`persistent`), with gate CSIVolumeHealth | the time of the next question | figures of volumes; kubelet-syncd, who asks the drivers, tells the events |
 //! | the state folder | volnetd's broker | the lock |
 //! | a question to the runtime (`question`), one at a time | a sample that needs it | what the runtime says of disks, of pods |
 //! | requests to kubelet-walker ([`walker`]), one task each | a sample that needs them | figures; one that hangs is named |
@@ -195,7 +197,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let persistent = PersistentVolumes::new(daemon.link(Process::Syncd), walker.clone(), period);
     daemon.registry.register(Box::new(VolumeGauges::new(persistent.clone())?))?;
     let stats = service::StatsService::new(sampler, pods, runtime, walker.clone(), metrics.clone(), period);
-    let stats = Arc::new(stats.with_persistent(persistent));
+    let stats = Arc::new(stats.with_persistent(persistent.clone()));
     let shown = Arc::new(Shown::new(daemon.stop.clone()));
     let syncd_link = daemon.link(Process::Syncd);
     let syncd = Syncd::new(syncd_link.clone());
@@ -289,8 +291,16 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
             }
         }
     };
+    let watched = period.filter(|period| !period.is_zero() && config.feature_gates().enabled("CSIVolumeHealth"));
+    let watch_health = async {
+        if let Some(period) = watched {
+            let heartbeat = daemon.progress.register("health of volumes", LOOP_BOUND);
+            persistent.keep_new(period, &heartbeat, &daemon.stop).await;
+        }
+        Ok(())
+    };
     daemon.set_ready().await;
-    tokio::try_join!(serve, hold, report, rotate, measure)?;
+    tokio::try_join!(serve, hold, report, rotate, measure, watch_health)?;
     Ok(())
 }
 

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use bulkhead_daemon::progress::Heartbeat;
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::client::Link;
 use bulkhead_ipc::context::CallContext;
@@ -16,6 +17,7 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{GaugeVec, Opts};
 use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
 use crate::disk::Cache;
 use crate::stats::{self, Moment};
@@ -63,6 +65,12 @@ impl PersistentVolumes {
         }
     }
 
+    /// Has drivers asked in each `period`, whoever reads: an event comes of a condition (upstream `pkg/kubelet/server/stats`
+    /// fs_resource_analyzer.go and volume_stat_calculator.go). Ends with `stop`.
+    pub async fn keep_new(&self, period: Duration, heartbeat: &Heartbeat, stop: &CancellationToken) {
+        in_each_period(period, heartbeat, stop, async || self.refresh(period).await).await;
+    }
+
     pub fn of(&self, pod_uid: &str) -> Vec<VolumeStats> {
         self.figures.lock().unwrap_or_else(PoisonError::into_inner).get(pod_uid).cloned().unwrap_or_default()
     }
@@ -91,9 +99,10 @@ impl PersistentVolumes {
             }
             there.insert((told.pod_uid.clone(), told.volume.clone()), ());
             if told.folder.is_empty() {
-                let fs = figures(&told, &Moment::now().text);
+                let time = Moment::now().text;
+                let fs = figures(&told, &time);
                 // Each as it comes: who is slow holds up no other.
-                note(&mut self.figures.lock().unwrap_or_else(PoisonError::into_inner), &told, fs);
+                note(&mut self.figures.lock().unwrap_or_else(PoisonError::into_inner), &told, fs, &time);
             } else {
                 measured.extend(self.measure(told));
             }
@@ -119,10 +128,25 @@ impl PersistentVolumes {
         let this = self.clone();
         Some(tokio::spawn(async move {
             let fs = this.walker.file_system(told.folder.clone()).await;
-            let fs = fs.map(|fs| stats::whole(fs, &Moment::now().text));
-            note(&mut this.figures.lock().unwrap_or_else(PoisonError::into_inner), &told, fs);
+            let time = Moment::now().text;
+            let fs = fs.map(|fs| stats::whole(fs, &time));
+            note(&mut this.figures.lock().unwrap_or_else(PoisonError::into_inner), &told, fs, &time);
             lock(&this.asked, |asked, folder| asked.remove(&folder), told.folder);
         }))
+    }
+}
+
+/// At once, and then as soon as what was asked for is `period` old.
+async fn in_each_period(period: Duration, heartbeat: &Heartbeat, stop: &CancellationToken, ask: impl AsyncFn()) {
+    let asking = async {
+        loop {
+            ask().await;
+            tokio::time::sleep(period).await;
+        }
+    };
+    tokio::select! {
+        () = heartbeat.rests(asking) => {}
+        () = stop.cancelled() => {}
     }
 }
 
@@ -141,18 +165,24 @@ fn figures(told: &VolumeUsage, time: &str) -> Option<FsStats> {
     (fs != FsStats { time: time.to_owned(), ..FsStats::default() }).then_some(fs)
 }
 
-/// What is not known now stays as it was known last, with its time.
-fn note(figures: &mut Figures, told: &VolumeUsage, fs: Option<FsStats>) {
-    let Some(fs) = fs else { return };
+/// What is not known now stays as it was known last, with its time. A driver may tell of the volume's condition alone: then there is no
+/// figure but the time, until one is known.
+fn note(figures: &mut Figures, told: &VolumeUsage, fs: Option<FsStats>, time: &str) {
+    if fs.is_none() && told.abnormal.is_none() {
+        return;
+    }
+    let volumes = figures.entry(told.pod_uid.clone()).or_default();
+    let mut known = volumes.iter_mut().find(|known| known.name == told.volume);
+    let before = known.as_mut().and_then(|known| known.fs.take());
+    let untold = || FsStats { time: time.to_owned(), ..FsStats::default() };
     let volume = VolumeStats {
         name: told.volume.clone(),
-        fs: Some(fs),
+        fs: Some(fs.or(before).unwrap_or_else(untold)),
         claim_namespace: told.claim_namespace.clone(),
         claim_name: told.claim_name.clone(),
         abnormal: told.abnormal,
     };
-    let volumes = figures.entry(told.pod_uid.clone()).or_default();
-    match volumes.iter_mut().find(|known| known.name == volume.name) {
+    match known {
         Some(known) => *known = volume,
         None => volumes.push(volume),
     }
@@ -251,7 +281,7 @@ mod tests {
     #[test]
     fn what_is_not_told_now_stays_until_the_volume_is_gone() {
         let mut all = Figures::new();
-        let mut take = |told: &VolumeUsage, time: &str| note(&mut all, told, figures(told, time));
+        let mut take = |told: &VolumeUsage, time: &str| note(&mut all, told, figures(told, time), time);
         take(&told("p", "v", Some(5)), "1");
         take(&told("p", "w", Some(-7)), "1");
         take(&told("p", "v", None), "2");
@@ -262,6 +292,42 @@ mod tests {
         assert_eq!(all["p"].len(), 1);
         forget(&mut all, |_, _| false);
         assert!(all.is_empty());
+    }
+
+    #[test]
+    fn a_condition_is_kept_without_figures_and_beside_those_that_are_known() {
+        let mut all = Figures::new();
+        let mut take = |used, abnormal, time: &str| {
+            let told = VolumeUsage { abnormal, ..told("p", "v", used) };
+            note(&mut all, &told, figures(&told, time), time);
+            let volume = all.get("p").and_then(|volumes| volumes.first()).cloned()?;
+            let fs = volume.fs.unwrap();
+            Some((fs.used_bytes, fs.time, volume.abnormal))
+        };
+        assert_eq!(take(None, None, "1"), None, "nothing is told");
+        assert_eq!(take(None, Some(true), "2"), Some((None, "2".into(), Some(true))));
+        assert_eq!(take(Some(5), Some(false), "3"), Some((Some(5), "3".into(), Some(false))));
+        assert_eq!(take(None, Some(true), "4"), Some((Some(5), "3".into(), Some(true))), "the figures of before");
+        assert_eq!(take(None, None, "5"), Some((Some(5), "3".into(), Some(true))), "no answer");
+        assert_eq!(take(Some(6), None, "6"), Some((Some(6), "6".into(), None)), "it tells no condition any more");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn drivers_are_asked_at_once_and_then_in_each_period() {
+        let progress = bulkhead_daemon::progress::Progress::default();
+        let (heartbeat, stop) =
+            (progress.register("health of volumes", Duration::from_secs(20)), CancellationToken::new());
+        let asked = std::cell::Cell::new(0);
+        let asking = in_each_period(Duration::from_secs(60), &heartbeat, &stop, async || asked.set(asked.get() + 1));
+        let watching = async {
+            for (seconds, times) in [(1, 1), (58, 1), (2, 2), (60, 3)] {
+                tokio::time::sleep(Duration::from_secs(seconds)).await;
+                assert_eq!(asked.get(), times);
+                assert_eq!(progress.beat(), bulkhead_daemon::progress::Beat::Send);
+            }
+            stop.cancel();
+        };
+        tokio::join!(asking, watching);
     }
 
     /// A folder whose server is away costs one worker, and the others' figures come all the same.

@@ -79,6 +79,26 @@ fn a_volume_that_its_driver_calls_abnormal_is_shown_as_that() -> Result<()> {
     scene.finish()
 }
 
+/// Whoever watches volumes by events reads no statistics.
+#[test]
+fn an_abnormal_volume_is_an_event_where_nobody_reads_statistics() -> Result<()> {
+    let Some(scene) = scene(true)? else { return Ok(()) };
+    if scene.cluster.is_stand_in() {
+        return scene.finish();
+    }
+    let driver = scene.driver(DRIVER, NAME, &Value::Null)?.capabilities(&CAPABILITIES).start()?;
+    driver.wait_registered()?;
+    driver.abnormal(&[("ill", "the disk has bad blocks")])?;
+    scene.volume("ill", NAME)?;
+    scene.pod("ill", &["ill"])?;
+    scene.wait_ready("ill")?;
+    scene.wait_event("ill", "VolumeConditionAbnormal Volume ill: the disk has bad blocks")?;
+    scene.delete("ill")?;
+    scene.wait_no_traces()?;
+    drop(driver);
+    scene.finish()
+}
+
 #[test]
 fn without_the_gate_nothing_is_said() -> Result<()> {
     let Some(scene) = scene(false)? else { return Ok(()) };

@@ -178,7 +178,7 @@ impl Statistics {
                 staging_target_path: String::new(),
             };
             let told = drivers.stats(&driver, request).await?;
-            let condition = told.volume_condition.filter(|_| self.health && can.condition);
+            let condition = condition(self.health && can.condition, told.volume_condition);
             Ok::<_, CsiError>(Some((usage(&told.usage), condition)))
         };
         match tokio::time::timeout(PATIENCE, call).await {
@@ -223,6 +223,12 @@ fn asked_path(there: &Published, block: bool, pod: &PodUid) -> Option<PathBuf> {
     Some(devices.join(of_volume.file_name()?).join("dev").join(pod.as_str()))
 }
 
+/// `is_told`: the gate is on, and the driver can tell its volumes' condition. If it says nothing then, the volume is well (upstream
+/// `pkg/volume/csi/csi_client.go`, NodeGetVolumeStats).
+fn condition(is_told: bool, told: Option<csi::VolumeCondition>) -> Option<csi::VolumeCondition> {
+    is_told.then(|| told.unwrap_or_default())
+}
+
 /// Of what the driver does not say nothing is shown.
 fn usage(told: &[csi::VolumeUsage]) -> Usage {
     let mut usage = Usage::default();
@@ -262,6 +268,14 @@ mod tests {
                 inodes_used: Some(3),
             }
         );
+    }
+
+    #[test]
+    fn a_driver_that_can_tell_a_condition_and_does_not_calls_the_volume_well() {
+        let ill = csi::VolumeCondition { abnormal: true, message: "bad blocks".into() };
+        assert_eq!(condition(true, Some(ill.clone())), Some(ill.clone()));
+        assert_eq!(condition(true, None), Some(csi::VolumeCondition::default()));
+        assert_eq!((condition(false, Some(ill)), condition(false, None)), (None, None));
     }
 
     #[test]
