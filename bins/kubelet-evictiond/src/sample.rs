@@ -95,7 +95,6 @@ struct Gathered {
     unrated: Vec<Unrated>,
     cgroups: Vec<CgroupStats>,
     devices: Vec<machine::Device>,
-    no_swap: bool,
 }
 
 impl Sampler {
@@ -178,7 +177,6 @@ impl Sampler {
     fn node(&mut self, pods_known: bool, wanted: SampleScope, gathered: &mut Gathered) -> NodeStats {
         let usage = self.hierarchy.machine(&mut self.reader);
         let time = Moment::now();
-        gathered.no_swap = usage.swap.is_some_and(|swap| swap.limit == Some(0));
         let start_time = self.boot_time();
         let interfaces = if wanted.disks || wanted.cgroups { network::of_node(&mut self.reader) } else { None };
         if wanted.cgroups {
@@ -197,7 +195,7 @@ impl Sampler {
             cpu: self.cpu("/", Whose::Node, &usage, &time, gathered),
             memory: stats::memory(&usage, &time),
             io: Some(stats::io(&usage, &time)),
-            swap: stats::swap(&usage, &time, gathered.no_swap),
+            swap: stats::swap(&usage, &time),
             pods_known,
             ..NodeStats::default()
         };
@@ -252,7 +250,7 @@ impl Sampler {
             memory: stats::memory(&usage, &time),
             start_time: made.map(|time| time.to_string()).unwrap_or_default(),
             io: Some(stats::io(&usage, &time)),
-            swap: stats::swap(&usage, &time, false),
+            swap: stats::swap(&usage, &time),
         }
     }
 
@@ -271,7 +269,7 @@ impl Sampler {
             stats.cpu = self.cpu(cgroup, Whose::Pod(at), &usage, &time, gathered);
             stats.memory = stats::memory(&usage, &time);
             stats.io = usage.memory.map(|_| stats::io(&usage, &time));
-            stats.swap = stats::swap(&usage, &time, false);
+            stats.swap = stats::swap(&usage, &time);
             if wanted.cgroups && self.hierarchy.exists(cgroup) {
                 let owner = Owner { pod: Some(pod), ..GROUP_OF_GROUPS };
                 let stats = self.in_detail(cgroup, &usage, &time, owner, gathered);
@@ -376,7 +374,7 @@ impl Sampler {
             cpu: self.cpu(path, whose, &usage, &time, gathered),
             memory: stats::memory(&usage, &time),
             io: usage.memory.map(|_| stats::io(&usage, &time)),
-            swap: stats::swap(&usage, &time, gathered.no_swap),
+            swap: stats::swap(&usage, &time),
             ..ContainerStats::default()
         };
         (stats, processes)
@@ -412,7 +410,7 @@ impl Sampler {
             time: time.text.clone(),
             usage_nano_cores: rate,
             usage_core_nano_seconds: Some(nanoseconds),
-            psi: usage.pressure.cpu.map(stats::psi),
+            psi: Some(stats::pressure(usage.pressure.cpu)),
         })
     }
 

@@ -37,7 +37,7 @@ pub fn memory(usage: &Usage, time: &Moment) -> Option<MemoryStats> {
         rss_bytes: memory.rss,
         page_faults: memory.page_faults,
         major_page_faults: memory.major_page_faults,
-        psi: usage.pressure.memory.map(psi),
+        psi: Some(pressure(usage.pressure.memory)),
     })
 }
 
@@ -69,19 +69,25 @@ pub fn of_containers(containers: &[ContainerStats]) -> (Option<CpuStats>, Option
 }
 
 pub fn io(usage: &Usage, time: &Moment) -> IoStats {
-    IoStats { time: time.text.clone(), psi: usage.pressure.io.map(psi) }
+    IoStats { time: time.text.clone(), psi: Some(pressure(usage.pressure.io)) }
 }
 
-/// `none_at_all`: the machine has no swap, so nothing is available even without a limit.
-pub fn swap(usage: &Usage, time: &Moment, none_at_all: bool) -> Option<SwapStats> {
-    // Kernels that do not account swap give no figure of it; without swap it is 0.
-    let swap = usage.swap.or_else(|| (none_at_all && usage.memory.is_some()).then(cgroup::Swap::default))?;
-    let limit = swap.limit.or(none_at_all.then_some(0));
+/// Of every cgroup with memory, as upstream (`pkg/kubelet/stats/helper.go`, cadvisorInfoToSwapStats): kernels that do not account swap have
+/// no file of it, and a file that is not there is read as 0, that of the limit as well.
+pub fn swap(usage: &Usage, time: &Moment) -> Option<SwapStats> {
+    let unaccounted = || usage.memory.map(|_| cgroup::Swap { usage: 0, limit: Some(0) });
+    let swap = usage.swap.or_else(unaccounted)?;
     Some(SwapStats {
         time: time.text.clone(),
-        available_bytes: limit.map(|limit| limit.saturating_sub(swap.usage)),
+        available_bytes: swap.limit.map(|limit| limit.saturating_sub(swap.usage)),
         usage_bytes: Some(swap.usage),
     })
+}
+
+/// What is measured has a pressure, as upstream (`pkg/kubelet/stats/helper.go`, cadvisorInfoToCPUandMemoryStats): where the kernel gives
+/// none its lines are absent, and /stats/summary shows zeros.
+pub fn pressure(of_kernel: Option<cgroup::Psi>) -> Psi {
+    of_kernel.map(psi).unwrap_or_default()
 }
 
 pub fn psi(psi: cgroup::Psi) -> Psi {
@@ -140,13 +146,24 @@ mod tests {
         let time = Moment::now();
         let memory = Some(Memory::default());
         let usage = |swap| Usage { memory, swap, ..Usage::default() };
+        let figures = |usage: &Usage| swap(usage, &time).map(|swap| (swap.usage_bytes, swap.available_bytes));
         let limited = usage(Some(Swap { usage: 3, limit: Some(10) }));
-        assert_eq!(swap(&limited, &time, false).unwrap().available_bytes, Some(7));
+        assert_eq!(figures(&limited), Some((Some(3), Some(7))));
         let open = usage(Some(Swap { usage: 3, limit: None }));
-        assert_eq!(swap(&open, &time, false).unwrap().available_bytes, None, "no limit, no figure");
-        assert_eq!(swap(&open, &time, true).unwrap().available_bytes, Some(0));
-        assert_eq!(swap(&usage(None), &time, true).unwrap().usage_bytes, Some(0));
-        assert_eq!(swap(&usage(None), &time, false), None, "not accounted");
+        assert_eq!(figures(&open), Some((Some(3), None)), "no limit, no figure");
+        assert_eq!(figures(&usage(None)), Some((Some(0), Some(0))), "not accounted");
+        assert_eq!(figures(&Usage::default()), None, "no such group");
+    }
+
+    #[test]
+    fn pressure_that_the_kernel_does_not_give_has_no_lines() {
+        let (time, memory) = (Moment::now(), Some(Memory::default()));
+        let silent = Usage { memory, ..Usage::default() };
+        assert_eq!(super::memory(&silent, &time).unwrap().psi, Some(Psi::default()));
+        assert_eq!(io(&silent, &time).psi, Some(Psi::default()));
+        let line = cgroup::Line { total: 7, avg10: 0.0, avg60: 1.25, avg300: 0.0 };
+        let told = pressure(Some(cgroup::Psi { some: line, full: line }));
+        assert_eq!(told.full.unwrap().total, 7);
     }
 
     #[test]
