@@ -5,9 +5,6 @@ use bulkhead_config::{KubeletConfiguration, NodeConfig};
 
 use super::go_json;
 
-/// What a header of the manifest URL is shown as: it may be a secret, and who may read the configuration need not have it.
-const MASKED: &str = "<masked>";
-
 /// The configuration with what the kubelet has found out since: `driver`, the cgroup driver that the runtime told (empty: none), and
 /// where its own serving pair lies (upstream `cmd/kubelet/app/server.go`, getCgroupDriverFromCRI and InitializeTLS).
 pub fn in_force(config: &NodeConfig, driver: &str) -> KubeletConfiguration {
@@ -23,7 +20,8 @@ pub fn in_force(config: &NodeConfig, driver: &str) -> KubeletConfiguration {
     shown
 }
 
-/// The document.
+/// The document. Headers of the manifest URL are shown with their values, as upstream shows them: who reads the configuration may write
+/// it back. That takes the right to `nodes/configz`.
 ///
 /// # Errors
 /// The configuration cannot be written as JSON.
@@ -31,9 +29,6 @@ pub fn document(config: &KubeletConfiguration) -> Result<String, serde_json::Err
     let mut shown = config.clone();
     KIND.clone_into(&mut shown.kind);
     API_VERSION.clone_into(&mut shown.api_version);
-    for values in shown.static_pod_url_header.values_mut() {
-        *values = vec![MASKED.to_owned()];
-    }
     let json = format!("{{\"kubeletconfig\":{}}}", serde_json::to_string(&shown)?);
     Ok(go_json::escaped(&json).unwrap_or(json))
 }
@@ -71,11 +66,10 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_masked() {
+    fn headers_of_the_manifest_url_can_be_written_back() {
         let mut config = KubeletConfiguration::default();
         config.static_pod_url_header.insert("Authorization".to_owned(), vec!["Bearer secret".to_owned()]);
         let shown = document(&config).unwrap();
-        assert!(shown.contains(r#""staticPodURLHeader":{"Authorization":["\u003cmasked\u003e"]}"#), "{shown}");
-        assert!(!shown.contains("secret"));
+        assert!(shown.contains(r#""staticPodURLHeader":{"Authorization":["Bearer secret"]}"#), "{shown}");
     }
 }
