@@ -273,7 +273,8 @@ mod tests {
         let own = AgentSocket::device_plugins();
         let first = take(&own).unwrap();
         let left = |folder: &Path| {
-            let names = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            let names =
+                std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
             names.collect::<std::collections::BTreeSet<_>>()
         };
         let expected = ["kubelet.sock", "kubelet_internal_checkpoint"].map(String::from);

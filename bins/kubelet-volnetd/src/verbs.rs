@@ -165,8 +165,8 @@ pub const BROKER: [BrokerRow; 23] = [
     row("PrivateState",        &[Syncd, Evictiond, Statusd],    2, &[CHOWN],   "the caller's own folder"),
     row("ContainerLog",        &[Syncd, Statusd],               2, &[],        "regular file"),
     row("TerminationMessage",  &[Syncd],                        2, &[DAC_OVERRIDE], "regular file; 8 hex digits"),
-    row("State",               &[Syncd],                        2, &[],        "the kind's one owner"),
-    row("PutState",            &[Syncd],                        2, &[],        "the kind's one owner; sealed memfd of at most 16 MiB"),
+    row("State",               &[Syncd],                        2, &[],        "the kind's one owner; of records of image pulls a copy is passed"),
+    row("PutState",            &[Syncd],                        2, &[],        "the kind's one owner; sealed memfd of at most 16 MiB; records of image pulls: folders and names are volnetd's, but for 64 hex digits"),
     row("Kmsg",                &[Evictiond],                    0, &[],        "not served yet"), // will take CAP_SYSLOG
     row("Psi",                 &[Evictiond],                    0, &[],        "memory; the pods' cgroup with v2 alone; one fixed trigger"),
     row("MemcgEvent",          &[Evictiond],                    0, &[],        "cgroup v1; of the machine or the pods' cgroup"),
@@ -222,7 +222,7 @@ pub fn broker_row(kind: &Kind) -> &'static BrokerRow {
     }]
 }
 
-/// Upstream's name of a state file in the root directory, and the one process that owns it.
+/// Upstream's name of a state file, or of a folder of such files, in the root directory, and the one process that owns it.
 pub const fn state_file(kind: StateKind) -> Option<(&'static str, Role)> {
     match kind {
         StateKind::Unspecified => None,
@@ -234,6 +234,7 @@ pub const fn state_file(kind: StateKind) -> Option<(&'static str, Role)> {
         StateKind::DraHealth => Some(("dra_health_state", Syncd)),
         StateKind::DeviceManager => Some(("device-plugins/kubelet_internal_checkpoint", Syncd)),
         StateKind::GracefulNodeShutdown => Some(("graceful_node_shutdown_state", Syncd)),
+        StateKind::ImagePullRecords => Some(("image_manager", Syncd)),
     }
 }
 

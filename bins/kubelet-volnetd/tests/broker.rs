@@ -7,9 +7,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
 use bulkhead_ipc::peers::Role;
+use bulkhead_ipc::volnetd::image_pull_record_file::Folder;
 use bulkhead_ipc::volnetd::open_request::Kind;
 use bulkhead_ipc::volnetd::*;
 use kubelet_volnetd::verbs::broker_row;
+use prost::Message as _;
 use rustix::fs::{FileType, Mode, OFlags};
 use tonic::Code;
 use world::*;
@@ -185,6 +187,38 @@ async fn state_files_are_replaced_whole() {
     let (code, ..) = world.broker(SYNCD, put(StateKind::CpuManager), None).await;
     assert_eq!(code, Code::InvalidArgument as u32, "no descriptor");
     assert_eq!(world.open(SYNCD, ask(StateKind::Unspecified)).await.unwrap_err().0, Code::InvalidArgument);
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn records_of_image_pulls_are_a_file_each() {
+    let Some(world) = world().await else { return };
+    let kind = StateKind::ImagePullRecords;
+    let digest = "0a".repeat(32);
+    let all = async || {
+        let fd = world.open(SYNCD, Kind::State(State { kind: kind.into() })).await.unwrap();
+        let bytes = bulkhead_sys::memfd::read_sealed(&fd, 1 << 20).unwrap();
+        ImagePullRecordFiles::decode(&*bytes).unwrap().files
+    };
+    assert_eq!(all().await, []);
+    let file = |digest: &str, content: Option<&str>| ImagePullRecordFile {
+        folder: Folder::Pulled.into(),
+        digest: digest.to_owned(),
+        content: content.map(Into::into),
+    };
+    let change = async |uid: u32, file: ImagePullRecordFile| {
+        let message = ImagePullRecordFiles { files: vec![file] }.encode_to_vec();
+        world.broker(uid, put(kind), Some(memfd(&message))).await.0
+    };
+    assert_eq!(change(SYNCD, file(&digest, Some("{}"))).await, 0);
+    assert_eq!(all().await, [file(&digest, Some("{}"))]);
+    let path = world.dir.join("root/image_manager/pulled").join(format!("sha256-{digest}"));
+    let meta = std::fs::metadata(&path).unwrap();
+    assert_eq!((meta.uid(), meta.mode() & 0o7777), (0, 0o600));
+    assert_eq!(change(SYNCD, file("../../../precious", None)).await, Code::InvalidArgument as u32);
+    assert_eq!(change(STATUSD, file(&digest, None)).await, Code::PermissionDenied as u32);
+    assert!(world.open(STATUSD, Kind::State(State { kind: kind.into() })).await.is_err());
+    assert_eq!(change(SYNCD, file(&digest, None)).await, 0);
+    assert!(!path.exists());
 }
 
 #[tokio::test(flavor = "current_thread")]

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::io::Seek as _;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -25,6 +25,7 @@ use bulkhead_ipc::volnetd::open_request::Kind;
 use bulkhead_ipc::volnetd::volumes_server::{Volumes, VolumesServer};
 use bulkhead_ipc::volnetd::watches_server::{Watches, WatchesServer};
 use futures_util::Stream;
+use kubelet_volnetd::files::image_pulls;
 use kubelet_volnetd::node::Node;
 use kubelet_volnetd::operations::prune;
 use kubelet_volnetd::service::Verbs;
@@ -160,6 +161,19 @@ impl Model {
     async fn answer(&self, request: BrokerRequest) -> Result<Option<OwnedFd>, Status> {
         match self.as_understood(request)? {
             BrokerRequest::Open(kind) => self.open(kind).map(Some),
+            BrokerRequest::PutState(api::StateKind::ImagePullRecords, content) => {
+                let content = bulkhead_sys::memfd::read_sealed(&content, STATE_BYTES_MAX).map_err(failed)?;
+                if self.world.lock().disk_is_full {
+                    return Err(Status::resource_exhausted("No space left on device (os error 28)"));
+                }
+                let changes = image_pulls::parse(&content).map_err(failed)?;
+                let root = folder(&self.node.settings.paths.root_dir)?;
+                let put = move |_: &mut World| {
+                    image_pulls::put(root.as_fd(), &changes).map_err(failed)?;
+                    Ok(None)
+                };
+                change(&self.world, &self.machine, Peer::Volnetd, "PutState of image pulls".to_owned(), put).await
+            }
             BrokerRequest::PutState(kind, content) if self.keeps_files() => {
                 let content = bulkhead_sys::memfd::read_sealed(&content, STATE_BYTES_MAX).map_err(failed)?;
                 if self.world.lock().disk_is_full {
@@ -193,6 +207,9 @@ impl Model {
 
     fn open(&self, kind: Kind) -> Result<OwnedFd, Status> {
         match kind {
+            Kind::State(state) if state.kind() == api::StateKind::ImagePullRecords => {
+                image_pulls::open(folder(&self.node.settings.paths.root_dir)?.as_fd()).map_err(failed)
+            }
             Kind::State(state) => match self.world.lock().resources.files.get(&state.kind) {
                 Some(content) => {
                     let mut file = std::fs::File::from(bulkhead_sys::memfd::sealed("state", content).map_err(failed)?);

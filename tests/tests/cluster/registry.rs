@@ -3,13 +3,15 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::time::Duration;
 
-use anyhow::{Result, ensure};
-use bulkhead_testkit::{Lab, NodeBuilder, image};
+use anyhow::{Context as _, Result, bail, ensure};
+use bulkhead_testkit::{Lab, NodeBuilder, eventually, image};
 use bulkhead_tests::joined::{Member, secret};
 use bulkhead_tests::lab;
 use bulkhead_tests::registry::{PASSWORD, Registry, USER};
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 
 const JSON: &str = "kubernetes.io/dockerconfigjson";
 const CFG: &str = "kubernetes.io/dockercfg";
@@ -250,5 +252,57 @@ fn a_pulled_image_is_for_pods_with_the_pull_secret() -> Result<()> {
     let own = json!({"name": "main", "image": image::LOCAL_BUSYBOX, "imagePullPolicy": "Never"});
     member.create("free", &json!({"containers": [own]}))?;
     member.wait_ready("free")?;
+    member.node.finish()
+}
+
+/// What upstream's node specs do (`test/e2e_node/util_kubeletconfig.go`, tempRemoveImagePulledRecord): the file is there within 5 s,
+/// and an image whose file is taken away while the kubelet is stopped came with the node, until the file is back.
+#[test]
+fn a_pulled_image_whose_record_is_taken_away_came_with_the_node() -> Result<()> {
+    let Some((lab, registry)) = registry()? else { return Ok(()) };
+    let image = registry.image();
+    let mut member = Member::start(&lab, &[pull_secret("right", PASSWORD)], |node| node)?;
+    member.create("first", &pulling(&image, &["right"]))?;
+    member.wait_ready("first")?;
+    let records = member.node.root_dir().join("image_manager/pulled");
+    let (path, record) = eventually("the record has its file", Duration::from_secs(5), || {
+        for entry in std::fs::read_dir(&records)? {
+            let path = entry?.path();
+            let text = std::fs::read_to_string(&path)?;
+            if text.contains(registry.address()) {
+                return Ok((path, serde_json::from_str::<Value>(&text)?));
+            }
+        }
+        bail!("none of {image}")
+    })?;
+    let (name, _) = image.rsplit_once(':').context("no tag")?;
+    let secret = &record["credentialMapping"][name]["kubernetesSecrets"][0];
+    ensure!(secret["name"] == "right" && record["apiVersion"] == "kubelet.config.k8s.io/v1beta1", "{record:#}");
+    let digest = Sha256::digest(record["imageRef"].as_str().unwrap_or_default());
+    let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    ensure!(path == records.join(format!("sha256-{digest}")), "{} of {record:#}", path.display());
+    let aside = records.join(format!("temp_sha256-{digest}"));
+    let without = |policy: &str| {
+        let mut spec = pulling(&image, &[]);
+        spec["containers"][0]["imagePullPolicy"] = json!(policy);
+        spec
+    };
+    member.create("before", &without("Never"))?;
+    member.wait_waiting("before", "main", "ErrImageNeverPull")?;
+    member.node.stop()?;
+    std::fs::rename(&path, &aside)?;
+    member.node.launch()?;
+    member.node.wait_healthy()?;
+    for (pod, policy) in [("never", "Never"), ("present", "IfNotPresent")] {
+        member.create(pod, &without(policy))?;
+        member.wait_ready(pod)?;
+    }
+    member.node.stop()?;
+    std::fs::rename(&aside, &path)?;
+    member.node.launch()?;
+    member.node.wait_healthy()?;
+    member.create("after", &without("Never"))?;
+    member.wait_waiting("after", "main", "ErrImageNeverPull")?;
+    ensure!(path.exists(), "a file that is taken over stays");
     member.node.finish()
 }

@@ -86,7 +86,15 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("kubelet-pleg", &["bulkhead-types", "bulkhead-daemon", "bulkhead-cri", "kubelet-model"]),
     (
         "kubelet-images",
-        &["bulkhead-types", "bulkhead-config", "bulkhead-ipc", "bulkhead-cri", "bulkhead-apiclient", "kubelet-model"],
+        &[
+            "bulkhead-types",
+            "bulkhead-sys",
+            "bulkhead-config",
+            "bulkhead-ipc",
+            "bulkhead-cri",
+            "bulkhead-apiclient",
+            "kubelet-model",
+        ],
     ),
     (
         "kubelet-probes",

@@ -1,19 +1,22 @@
 //! Making sure that a container's image is there: policy, presence, pull, and what is said about it. Texts and reasons
 //! are upstream's (upstream `pkg/kubelet/images/image_manager.go`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bulkhead_cri::{CriClient, CriError, v1};
 use bulkhead_types::{GoDuration, PodUid, TokenBucket};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::debug;
 
 use super::ImageMetrics;
 use super::backoff::{BackOff, BackOffStore, HeldBack, Key, Saved};
+use super::file_id::FileId;
 use super::in_use::{ImageHold, ImagesInUse};
+use super::pull_files::Files;
 use super::pull_records::{Policy, PullDecision, PullRecords, Source};
 use super::queue::{Pull, PullQueue, Subject};
 use kubelet_model::events::EventType;
@@ -216,6 +219,7 @@ pub struct ImageManager<S> {
     metrics: Option<ImageMetrics>,
     policy: Policy,
     store: Option<Arc<dyn RecordStore>>,
+    records_changed: Notify,
     /// With the id of the machine's boot.
     back_off_store: Option<(Arc<dyn BackOffStore>, String)>,
     in_use: ImagesInUse,
@@ -269,6 +273,7 @@ impl<S: ImageService> ImageManager<S> {
             metrics: None,
             policy: Policy::Off,
             store: None,
+            records_changed: Notify::new(),
             back_off_store: None,
             in_use,
         }
@@ -463,7 +468,57 @@ impl<S: ImageService> ImageManager<S> {
         }
     }
 
+    /// Whether it is noted who has pulled what.
+    pub fn notes_pulls(&self) -> bool {
+        self.policy != Policy::Off
+    }
+
+    /// Compares the records with upstream's files. Answers which of these are not understood.
+    ///
+    /// # Errors
+    /// What was learned is not kept over a restart.
+    pub fn take_files(&self, files: &Files) -> Result<BTreeSet<FileId>, RecordStoreError> {
+        let mut state = self.state();
+        let before = state.records.clone();
+        let not_understood = state.records.take_files(files);
+        let changed = state.records != before;
+        drop(state);
+        if changed {
+            self.write_records()?;
+        }
+        Ok(not_understood)
+    }
+
+    /// Upstream's files as they are to be.
+    pub fn files(&self) -> Files {
+        self.state().records.files()
+    }
+
+    /// Notes which of upstream's files stand there.
+    ///
+    /// # Errors
+    /// It is noted as it was before.
+    pub fn files_stand(&self, files: BTreeSet<FileId>) -> Result<(), RecordStoreError> {
+        let mut state = self.state();
+        if state.records.written == files {
+            return Ok(());
+        }
+        let before = std::mem::replace(&mut state.records.written, files);
+        drop(state);
+        self.write_records().inspect_err(|_| self.state().records.written = before)
+    }
+
+    /// Waits until records have changed since this was asked last.
+    pub async fn records_changed(&self) {
+        self.records_changed.notified().await;
+    }
+
     fn save_records(&self) -> Result<(), RecordStoreError> {
+        self.records_changed.notify_one();
+        self.write_records()
+    }
+
+    fn write_records(&self) -> Result<(), RecordStoreError> {
         let Some(store) = &self.store else { return Ok(()) };
         let records = self.state().records.clone();
         store.save(&records)?;
@@ -480,7 +535,7 @@ impl<S: ImageService> ImageManager<S> {
 
     /// Notes that a pull begins, before it does.
     fn intend<'a>(&'a self, image: &'a str) -> Result<Intent<'a, S>, RecordStoreError> {
-        let is_on = self.policy != Policy::Off;
+        let is_on = self.notes_pulls();
         let intent = Intent { manager: self, image, is_open: is_on };
         if is_on {
             self.state().records.intend(image);

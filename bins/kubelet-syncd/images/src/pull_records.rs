@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::file_id::FileId;
 use kubelet_model::pod::image_reference::ImageName;
 
 /// More images than a node keeps; the oldest records go first, and their images are asked for anew. So many pulls that ended
@@ -96,19 +97,19 @@ pub struct Secret {
 /// Who may use an image under one name.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Access {
+pub(crate) struct Access {
     /// The node's own credentials opened it, or none were needed.
-    node_pods_accessible: bool,
-    kubernetes_secrets: Vec<Secret>,
-    kubernetes_service_accounts: Vec<Owner>,
+    pub node_pods_accessible: bool,
+    pub kubernetes_secrets: Vec<Secret>,
+    pub kubernetes_service_accounts: Vec<Owner>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Record {
-    last_updated_time: Timestamp,
+pub(crate) struct Record {
+    pub last_updated_time: Timestamp,
     /// By name without tag.
-    credential_mapping: BTreeMap<String, Access>,
+    pub credential_mapping: BTreeMap<String, Access>,
 }
 
 /// An image of which it is not understood whose credentials opened it is nobody's, and not one that was there before us.
@@ -140,13 +141,19 @@ pub const VERSION: u64 = 1;
 #[serde(default)]
 pub struct PullRecords {
     /// Names that are being pulled, or were when this process ended.
-    pulling: BTreeSet<String>,
+    pub(crate) pulling: BTreeSet<String>,
     /// By the runtime's id of the image.
     #[serde(deserialize_with = "pulled_by_us")]
-    pulled: BTreeMap<String, Record>,
+    pub(crate) pulled: BTreeMap<String, Record>,
+    /// Upstream's files that stand there with what we have written: where one of them is missing, somebody has removed it.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub(crate) written: BTreeSet<FileId>,
     /// Pulls of each name that run now.
     #[serde(skip)]
-    running: BTreeMap<String, usize>,
+    pub(crate) running: BTreeMap<String, usize>,
+    /// Upstream's files of which it is not understood what they say, until it is known which images are there.
+    #[serde(skip)]
+    pub(crate) doubtful: BTreeSet<FileId>,
 }
 
 impl PullRecords {
@@ -205,13 +212,20 @@ impl PullRecords {
     /// may come yet; [`PullRecords::prune`] alone takes records away (upstream `pullmanager/image_pull_manager.go`, initialize).
     /// Each image: its id and all of its names.
     pub fn take_stock<'a>(&mut self, images: impl Iterator<Item = (&'a str, Vec<&'a str>)>, now: Timestamp) {
+        let nobodys = || Record { last_updated_time: now, credential_mapping: BTreeMap::new() };
+        let doubtful = std::mem::take(&mut self.doubtful);
+        let is_doubtful = |file: FileId| doubtful.contains(&file);
         for (id, names) in images {
+            if !doubtful.is_empty()
+                && (is_doubtful(FileId::pulled(id)) || names.iter().any(|name| is_doubtful(FileId::pulling(name))))
+            {
+                self.pulled.entry(id.to_owned()).or_insert_with(nobodys);
+            }
             for name in names {
                 if self.running.contains_key(name) || without_tag(name).is_none() || !self.pulling.remove(name) {
                     continue;
                 }
-                let record = || Record { last_updated_time: now, credential_mapping: BTreeMap::new() };
-                self.pulled.entry(id.to_owned()).or_insert_with(record);
+                self.pulled.entry(id.to_owned()).or_insert_with(nobodys);
             }
         }
         if self.pulling.len() > MAX_RECORDS {
@@ -239,7 +253,10 @@ impl PullRecords {
         now: Timestamp,
     ) -> PullDecision {
         let record = self.pulled.get(id);
-        let ours = record.is_some() || self.pulling.contains(image);
+        let is_doubtful = |file: FileId| self.doubtful.contains(&file);
+        let ours = record.is_some()
+            || self.pulling.contains(image)
+            || (!self.doubtful.is_empty() && (is_doubtful(FileId::pulled(id)) || is_doubtful(FileId::pulling(image))));
         if !policy.verifies(image, ours) {
             return PullDecision::Allowed;
         }
@@ -317,6 +334,12 @@ impl PullRecords {
         if changed {
             record.last_updated_time = now;
         }
+        self.bound();
+        changed
+    }
+
+    /// The oldest go, where there are too many.
+    pub(crate) fn bound(&mut self) {
         while self.pulled.len() > MAX_RECORDS {
             let oldest =
                 self.pulled.iter().min_by_key(|(_, record)| record.last_updated_time).map(|(id, _)| id.clone());
@@ -325,7 +348,6 @@ impl PullRecords {
                 None => break,
             };
         }
-        changed
     }
 }
 

@@ -61,8 +61,9 @@ use crate::take_down::{self, TakeDowns};
 use crate::volumes::set_up::FILES_ON_THEIR_WAY;
 use kubelet_edges::csi::CsiClient;
 use kubelet_edges::volnetd::{Authority, Volnetd};
-use kubelet_images::ImageMetrics;
 use kubelet_images::credentials::{self, Keyring};
+use kubelet_images::export::Export;
+use kubelet_images::{ImageManager, ImageMetrics};
 use kubelet_model::events::{EventSink as _, EventType, PodEvent};
 use kubelet_model::node_facts::{HostFacts, SharedFacts};
 use kubelet_model::objects::{NoObjects, Objects};
@@ -316,6 +317,7 @@ impl Loops {
         register_counters(start)?;
         let pleg = followers.pleg.clone();
         let runtime = runtime_side(start, &connections, &machine, &server, pleg, starts.clone())?;
+        export_image_pulls(start, runtime.images()).await;
         let allocations = allocations(start, state).await;
         let prober = prober(start, &connections)?;
         let memory = machine.capacity.memory;
@@ -516,6 +518,14 @@ fn runtime_side(
         },
     );
     Ok(runtime.with_refusals(refusals))
+}
+
+/// Records of image pulls are compared with upstream's files, which are kept up to date from here on.
+async fn export_image_pulls(start: &Start, images: &Arc<ImageManager<CriClient>>) {
+    if images.notes_pulls() {
+        let export = Export::begin(start.daemon.broker.clone(), images).await;
+        tokio::spawn(export.keep(images.clone()));
+    }
 }
 
 /// What pods were granted, as it was saved; it is exported in upstream's form from here on.

@@ -149,7 +149,7 @@ impl RuntimeSide {
     }
 
     /// Whether images are there, and who holds them.
-    pub fn images(&self) -> &ImageManager<CriClient> {
+    pub fn images(&self) -> &Arc<ImageManager<CriClient>> {
         &self.images
     }
 

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::client_pair::ClientPairError;
 use crate::agent_sockets::{self, AgentSocketError};
-use crate::files::{FileError, rotation};
+use crate::files::{FileError, image_pulls, rotation};
 use crate::kubeconfig::KubeconfigError;
 use crate::node::{Node, Settings};
 use crate::validate::{self, InvalidRequest, LogPlace};
@@ -64,7 +64,7 @@ pub enum BrokerError {
     #[error(transparent)]
     Volume(#[from] VolumeError),
     #[error(transparent)]
-    Log(#[from] FileError),
+    File(#[from] FileError),
 }
 
 pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerError> {
@@ -85,6 +85,9 @@ pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerEr
         Kind::State(state) => {
             let (name, _) = state_file(state.kind())?;
             let root = open::base_dir(&node.settings.paths.root_dir)?;
+            if state.kind() == StateKind::ImagePullRecords {
+                return Ok(image_pulls::open(root.as_fd())?);
+            }
             Ok(open::regular_beneath(root.as_fd(), name)?)
         }
         Kind::MemcgEvent(event) => {
@@ -180,12 +183,15 @@ fn kernel_file(path: &'static str, flags: OFlags) -> Result<OwnedFd, BrokerError
         .map_err(|errno| BrokerError::Kernel { path: path.into(), source: errno.into() })
 }
 
-/// Replaces a state file that upstream would read: temporary file, fsync, rename, mode 0600.
+/// Replaces a state file that upstream would read, or some of a folder: temporary file, fsync, rename, mode 0600.
 pub fn put_state(node: &Node, kind: StateKind, content: OwnedFd) -> Result<(), BrokerError> {
     let (name, _) = state_file(kind)?;
     let content =
         memfd::read_sealed(&content, MAX_STATE_BYTES).map_err(|source| BrokerError::Memfd { name, source })?;
     let root = open::base_dir(&node.settings.paths.root_dir)?;
+    if kind == StateKind::ImagePullRecords {
+        return Ok(image_pulls::put(root.as_fd(), &image_pulls::parse(&content)?)?);
+    }
     let (folder, file) = match name.rsplit_once('/') {
         Some((folder, file)) => (open::dir_beneath(root.as_fd(), folder)?, file),
         None => (root, name),

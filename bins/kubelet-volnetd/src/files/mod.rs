@@ -1,8 +1,9 @@
-//! Files that the kubelet keeps for pods: etc-hosts, termination messages, log folders and links; and those that are opened
-//! for the others: node logs, files with variables.
+//! Files that the kubelet keeps for pods: etc-hosts, termination messages, log folders and links; records of image pulls; and
+//! those that are opened for the others: node logs, files with variables.
 
 pub mod env_file;
 pub mod etc_hosts;
+pub mod image_pulls;
 pub mod logs;
 pub mod node_log;
 pub mod rotation;

@@ -308,7 +308,7 @@ fn code_of_broker(error: &BrokerError) -> Code {
         BrokerError::NotConfigured { .. } | BrokerError::NotNamed { .. } | BrokerError::NotALink { .. } => {
             Code::FailedPrecondition
         }
-        BrokerError::Log(error) => code_of_file(error),
+        BrokerError::File(error) => code_of_file(error),
         BrokerError::PastTheLast { .. } => Code::OutOfRange,
         BrokerError::Exists { .. } => Code::AlreadyExists,
         BrokerError::NobodyListens(_) => Code::NotFound,

@@ -23,6 +23,8 @@ const LENIENT: GeneralPurpose = GeneralPurpose::new(
 pub struct Entry {
     pub pattern: Pattern,
     pub auth: AuthConfig,
+    /// No runtime is told, but it is part of what tells one credential from another.
+    pub email: String,
 }
 
 /// The text is no such configuration. Says where, never what stands there: it may be a password.
@@ -46,6 +48,8 @@ struct Registry {
     username: Option<String>,
     #[serde(default)]
     password: Option<String>,
+    #[serde(default)]
+    email: Option<String>,
     #[serde(default)]
     auth: Option<String>,
 }
@@ -74,7 +78,7 @@ fn entries(registries: BTreeMap<String, Registry>) -> Result<Vec<Entry>, DockerC
         };
         if let Some(pattern) = Pattern::parse(&name) {
             let auth = AuthConfig { username, password, ..AuthConfig::default() };
-            entries.push(Entry { pattern, auth });
+            entries.push(Entry { pattern, auth, email: registry.email.unwrap_or_default() });
         }
     }
     Ok(entries)

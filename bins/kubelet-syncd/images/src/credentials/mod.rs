@@ -12,7 +12,6 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use bulkhead_config::credential_providers::{CredentialProviders, TokenAttributes};
-use bulkhead_cri::v1::AuthConfig;
 use bulkhead_ipc::broker::BrokerClient;
 use k8s_openapi::api::core::v1::Secret;
 use sha2::{Digest as _, Sha256};
@@ -22,9 +21,11 @@ use self::matching::names_to_match;
 use self::node_files::NodeFiles;
 use self::provider::{Provider, ServiceAccountToken};
 use super::Credential;
+use super::file_id::hex;
 use super::pull_records::{self, Owner, Source};
 use kubelet_model::objects::named_objects::{self, ObjectReferences};
 use kubelet_model::objects::{Objects, TokenWanted};
+use kubelet_model::pod::labels::go_json_string;
 
 /// TokenRequest's default, for providers that get a token.
 const TOKEN_SECONDS: i64 = 3600;
@@ -86,7 +87,7 @@ impl Keyring {
             };
             match entries {
                 Some((secret, entries)) => secrets.extend(entries.into_iter().map(|entry| {
-                    let source = secret_source(puller.namespace, secret, &entry.auth);
+                    let source = secret_source(puller.namespace, secret, &entry);
                     (entry, Some(source))
                 })),
                 None => found.missing_secrets.push(name.clone()),
@@ -172,10 +173,6 @@ enum Asked {
     WithToken(ServiceAccountToken),
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// A credential for some registries, and where the pod has it from.
 type Sourced = (Entry, Option<Source>);
 
@@ -184,19 +181,20 @@ fn sourced(entries: impl IntoIterator<Item = Entry>, source: Option<Source>) -> 
 }
 
 /// A pull secret and the credential in it, as records of pulls know them.
-fn secret_source(namespace: &str, secret: &Secret, auth: &AuthConfig) -> Source {
+fn secret_source(namespace: &str, secret: &Secret, entry: &Entry) -> Source {
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
     let owner =
         Owner { namespace: namespace.to_owned(), name: text(&secret.metadata.name), uid: text(&secret.metadata.uid) };
-    // Lengths keep apart what ends where.
-    let parts =
-        [&auth.username, &auth.password, &auth.auth, &auth.server_address, &auth.identity_token, &auth.registry_token];
-    let mut hash = Sha256::new();
-    for part in parts {
-        hash.update(part.len().to_le_bytes());
-        hash.update(part.as_bytes());
-    }
-    Source::Secret(pull_records::Secret { owner, hash: hex(&hash.finalize()) })
+    Source::Secret(pull_records::Secret { owner, hash: credential_hash(entry) })
+}
+
+/// SHA-256 of the credential as upstream's Go writes it, so that records of either kubelet are the other's, too (upstream
+/// `pkg/credentialprovider/keyring.go`, hashAuthConfig).
+fn credential_hash(entry: &Entry) -> String {
+    let fields = [("username", &entry.auth.username), ("password", &entry.auth.password), ("email", &entry.email)];
+    let fields = fields.into_iter().filter(|(_, value)| !value.is_empty());
+    let fields: Vec<String> = fields.map(|(name, value)| format!("\"{name}\":{}", go_json_string(value))).collect();
+    hex(&Sha256::digest(format!("{{{}}}", fields.join(","))))
 }
 
 /// Those that fit, the more special first, none twice.
@@ -229,12 +227,31 @@ fn entries_of(secret: &Secret) -> Option<Vec<Entry>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bulkhead_cri::v1::AuthConfig;
     use k8s_openapi::ByteString;
     use kubelet_model::objects::NoObjects;
 
     fn entry(pattern: &str, password: &str) -> Entry {
         let auth = AuthConfig { password: password.into(), ..AuthConfig::default() };
-        Entry { pattern: matching::Pattern::parse(pattern).unwrap(), auth }
+        Entry { pattern: matching::Pattern::parse(pattern).unwrap(), auth, email: String::new() }
+    }
+
+    /// Of the text that Go's `json.Marshal` makes of upstream's AuthConfig.
+    #[test]
+    fn credentials_are_told_apart_as_upstream_does() {
+        let of = |username: &str, password: &str, email: &str| {
+            let auth = AuthConfig { username: username.into(), password: password.into(), ..AuthConfig::default() };
+            credential_hash(&Entry { auth, email: email.into(), ..entry("r.test", "") })
+        };
+        let sum = |json: &str| hex(&Sha256::digest(json));
+        for (credential, json) in [
+            (of("u", "p", ""), r#"{"username":"u","password":"p"}"#),
+            (of("u", "", "a@b.test"), r#"{"username":"u","email":"a@b.test"}"#),
+            (of("u", "<&\"\u{2028}", ""), r#"{"username":"u","password":"\u003c\u0026\"\u2028"}"#),
+            (of("", "", ""), "{}"),
+        ] {
+            assert_eq!(credential, sum(json), "{json}");
+        }
     }
 
     #[test]

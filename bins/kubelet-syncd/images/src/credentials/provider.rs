@@ -203,7 +203,7 @@ impl Provider {
             }
             let pattern = Pattern::parse(&name).ok_or_else(|| bad(format!("{name:?} is no host[:port][/path]")))?;
             let auth = AuthConfig { username: login.username, password: login.password, ..AuthConfig::default() };
-            entries.push(Entry { pattern, auth });
+            entries.push(Entry { pattern, auth, email: String::new() });
         }
         Ok((key, duration, entries.into()))
     }
