@@ -323,10 +323,11 @@ fn what_must_not_differ_between_the_services_does_not() {
         assert_eq!(values(&text, "WatchdogSec"), ["30"], "{service}");
         assert_eq!(values(&text, "StartLimitIntervalSec"), ["0"], "{service}: a crash loop must not end");
         assert_eq!(values(&text, "Slice"), ["kubelet.slice"], "{service}");
-        assert_eq!(
-            values(&text, "ExecStart")[0].split(' ').next().unwrap(),
-            format!("/usr/libexec/bulkhead/{service}")
-        );
+        let started = values(&text, "ExecStart")[0];
+        let program = started.trim_start_matches('@').split(' ').next().unwrap();
+        assert_eq!(program, format!("/usr/libexec/bulkhead/{service}"));
+        // Who looks for the kubelet's process (`pidof kubelet`) is to find the one that mounts, and no other.
+        assert_eq!(started.starts_with('@') && started.contains(" kubelet "), service == "kubelet-volnetd", "{started}");
         assert!(values(&text, "Requires").contains(&"kubelet.service"), "{service}");
     }
 }

@@ -111,6 +111,10 @@ fn privileges_are_as_promised(machine: &Machine) -> Result<()> {
         let singly = processes::maps_pages_singly(&smaps, service.trim_end_matches(".service"))?;
         ensure!(singly != Some(false), "{service} keeps its process from having pages mapped singly");
     }
+    // Who looks for the kubelet's process finds the one whose mounts the pods see, and no worker of it.
+    let kubelet = machine.check(&["pidof", "kubelet"])?;
+    let volnetd = machine.unit("kubelet-volnetd.service")?.main_pid;
+    ensure!(kubelet.trim() == volnetd.to_string(), "pidof kubelet: {kubelet}, kubelet-volnetd: {volnetd}");
     // The process table, by the processes' own word and the kernel's.
     machine.check(&["kubelet-ctl", "privileges"]).map(drop)?;
     let said = machine.journal(&["--unit=kubelet", "--output=cat"])?;

@@ -49,6 +49,8 @@ impl Process {
 struct Running {
     pid: u32,
     parent: u32,
+    /// What the kernel calls it: the program's name, 15 letters at most.
+    name: String,
     words: Vec<String>,
 }
 
@@ -140,9 +142,10 @@ fn running(proc: &Path) -> Vec<Running> {
             let pid = entry.file_name().to_str()?.parse().ok()?;
             let line = std::fs::read(entry.path().join("cmdline")).ok()?;
             let status = std::fs::read_to_string(entry.path().join("status")).ok()?;
-            let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()?;
+            let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+            let (name, parent) = (field("Name:")?.to_owned(), field("PPid:")?.parse().ok()?);
             let words = line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
-            Some(Running { pid, parent, words: words.filter(|word| !word.is_empty()).collect() })
+            Some(Running { pid, parent, name, words: words.filter(|word| !word.is_empty()).collect() })
         })
         .collect()
 }
@@ -151,12 +154,13 @@ fn is_named(process: &Running, name: &str) -> bool {
     process.words.first().is_some_and(|program| Path::new(program).file_name().is_some_and(|file| file == name))
 }
 
-/// `<name> --run-dir <folder>`.
+/// `<name> --run-dir <folder>`. The unit of kubelet-volnetd gives it another first argument.
 fn daemons(running: &[Running], name: &str, run_dir: &Path) -> Vec<Running> {
     let told = |process: &&Running| {
         process.words.windows(2).any(|pair| pair[0] == "--run-dir" && Path::new(&pair[1]) == run_dir)
     };
-    running.iter().filter(|process| is_named(process, name)).filter(told).cloned().collect()
+    let named = |process: &&Running| is_named(process, name) || process.name == name;
+    running.iter().filter(named).filter(told).cloned().collect()
 }
 
 #[cfg(test)]
@@ -168,6 +172,7 @@ mod tests {
         let process = |pid, words: &[&str]| Running {
             pid,
             parent: 1,
+            name: "x".to_owned(),
             words: words.iter().map(|word| (*word).to_owned()).collect(),
         };
         let all = [
@@ -179,12 +184,17 @@ mod tests {
         let found = daemons(&all, "kubelet-syncd", Path::new("/run/kubelet"));
         assert_eq!(found.iter().map(|one| one.pid).collect::<Vec<_>>(), [1]);
         assert!(daemons(&all, "kubelet-statusd", Path::new("/run/kubelet")).is_empty());
+        let called =
+            |name: &str| Running { name: name.to_owned(), ..process(5, &["kubelet", "--run-dir", "/run/kubelet"]) };
+        let worker = Running { words: vec!["kubelet-volnetd: worker".to_owned()], ..called("kubelet-volnetd") };
+        let units = [called("kubelet"), called("kubelet-volnetd"), worker];
+        assert_eq!(daemons(&units, "kubelet-volnetd", Path::new("/run/kubelet")), [called("kubelet-volnetd")]);
     }
 
     #[test]
     fn this_process_is_in_the_list() {
         let all = running(Path::new("/proc"));
         let me = all.iter().find(|one| one.pid == std::process::id()).unwrap();
-        assert!(me.parent > 0 && !me.words.is_empty());
+        assert!(me.parent > 0 && !me.words.is_empty() && !me.name.is_empty());
     }
 }
