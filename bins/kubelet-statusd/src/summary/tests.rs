@@ -225,6 +225,17 @@ fn unknown_figures_are_absent() {
 }
 
 #[test]
+fn pressure_that_the_kernel_does_not_give_is_zero() {
+    let told = |psi| {
+        let cpu = Some(stats::CpuStats { psi, ..cpu().unwrap() });
+        parsed(&document(&stats::NodeStats { cpu, ..node() }, &[], false))["node"]["cpu"]["psi"].take()
+    };
+    let zeros = json!({"total": 0, "avg10": 0, "avg60": 0, "avg300": 0});
+    assert_eq!(told(Some(stats::Psi::default())), json!({"full": zeros, "some": zeros}));
+    assert_eq!(told(None), Value::Null, "nobody measures it");
+}
+
+#[test]
 fn cpu_and_memory_alone() {
     let small = parsed(&document(&node(), &[pod()], true));
     let names = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
