@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bulkhead_cri::containerd::service::events_server::{Events, EventsServer};
 use bulkhead_cri::containerd::{payload, service};
@@ -28,6 +28,8 @@ const EXITED: i32 = v1::ContainerState::ContainerExited as i32;
 #[derive(Clone)]
 struct Runtime {
     containers: Arc<Mutex<BTreeMap<String, i32>>>,
+    /// When a container's state was set, in nanoseconds, of those that were not there from the beginning.
+    times: Arc<Mutex<BTreeMap<String, i64>>>,
     /// None: this runtime has no events.
     events: Option<broadcast::Sender<v1::ContainerEventResponse>>,
     /// It is containerd, and has events of its own.
@@ -40,6 +42,7 @@ impl Runtime {
     fn new(containers: &[(&str, i32)], with_events: bool) -> Self {
         Runtime {
             containers: Arc::new(Mutex::new(containers.iter().map(|(id, state)| ((*id).to_owned(), *state)).collect())),
+            times: Arc::default(),
             events: with_events.then(|| broadcast::channel(16).0),
             own_events: None,
             filtered: Arc::default(),
@@ -131,7 +134,10 @@ impl RuntimeService for Runtime {
         }
         let state = self.containers.lock().unwrap().get(&id).copied();
         let state = state.ok_or_else(|| Status::not_found("no such container"))?;
-        let status = v1::ContainerStatus { labels: labels(&id), id, state, ..Default::default() };
+        let time = self.times.lock().unwrap().get(&id).copied().unwrap_or_default();
+        let finished_at = if state == EXITED { time } else { 0 };
+        let labels = labels(&id);
+        let status = v1::ContainerStatus { labels, id, state, started_at: time, finished_at, ..Default::default() };
         Ok(Response::new(v1::ContainerStatusResponse { status: Some(status), ..Default::default() }))
     }
 
@@ -187,6 +193,8 @@ impl Bench {
     }
 
     fn set(&self, id: &str, state: Option<i32>) {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos();
+        self.runtime.times.lock().unwrap().insert(id.to_owned(), i64::try_from(now).unwrap());
         let mut containers = self.runtime.containers.lock().unwrap();
         match state {
             Some(state) => containers.insert(id.to_owned(), state),
@@ -309,6 +317,39 @@ async fn the_audit_finds_and_counts_what_events_missed() {
     assert_eq!(bench.next().await, (PodLifecycleEventKind::ContainerDied, "uid-a".into()));
     assert_eq!(bench.pleg.stats().events_missed, 1);
     assert_eq!(bench.pleg.stats().runtime_events, 0);
+}
+
+/// As a proxy before the runtime: it opens the stream, and that is all.
+#[tokio::test]
+async fn a_stream_that_tells_nothing_is_relied_on_until_something_happens() {
+    let (audit_interval, relist_interval) = (LIMIT * 10, Duration::from_millis(50));
+    let options = PlegOptions { audit_interval, relist_interval, ..PlegOptions::default() };
+    let mut bench = Bench::start(&[("a", RUNNING)], true, options).await;
+    bench.pleg.first_relist().await;
+    assert_eq!(bench.next().await.0, PodLifecycleEventKind::ContainerStarted);
+    bench.connected().await;
+    // From when on it is taken to listen, and after the list that follows each connection.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    let idle = bench.pleg.stats().relists;
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    assert_eq!(bench.pleg.stats().relists, idle, "nothing has happened that it could have told");
+
+    // A start of our own: who made it asks for a look, and nobody tells of its end.
+    bench.set("b", Some(RUNNING));
+    bench.pleg.request(&uid_of("b"));
+    assert_eq!(bench.next().await, (PodLifecycleEventKind::ContainerStarted, "uid-b".into()));
+    bench.set("b", Some(EXITED));
+    assert_eq!(bench.next().await, (PodLifecycleEventKind::ContainerDied, "uid-b".into()));
+    assert!(bench.pleg.stats().relists > idle && bench.pleg.stats().events_missed == 0);
+
+    // Its first word brings the trust back.
+    bench.set("a", Some(EXITED));
+    bench.tell("a", v1::ContainerEventType::ContainerStoppedEvent);
+    assert_eq!(bench.next().await, (PodLifecycleEventKind::ContainerDied, "uid-a".into()));
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let relists = bench.pleg.stats().relists;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(bench.pleg.stats().relists, relists);
 }
 
 #[tokio::test]

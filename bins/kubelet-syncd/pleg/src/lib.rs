@@ -1,7 +1,7 @@
 //! The pod lifecycle event generator: keeps the pod cache true to the runtime and tells the main loop what changed.
 //!
 //! Driven by the runtime's events, with a slow audit relist that counts and repairs what they missed; where there are
-//! no events it relists each second, as upstream does (upstream `pkg/kubelet/pleg`).
+//! no events, or a stream tells nothing of what happens, it relists each second, as upstream does (upstream `pkg/kubelet/pleg`).
 
 pub mod cache;
 mod due;
@@ -15,6 +15,7 @@ mod relist_time;
 mod run;
 mod subscribers;
 mod tracker;
+mod trust;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -44,7 +45,7 @@ const RELIST_THRESHOLD: Duration = Duration::from_secs(180);
 pub struct PlegOptions {
     /// While events flow; a tenth of it is added or taken off at random.
     pub audit_interval: Duration,
-    /// While they do not: pause after the previous list.
+    /// While they do not, or tell nothing: pause after the previous list.
     pub relist_interval: Duration,
     /// False: do not even ask for events.
     pub events: bool,

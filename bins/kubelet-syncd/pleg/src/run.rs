@@ -23,6 +23,7 @@ use super::relist::{PodLifecycleEvent, PodLifecycleEventKind, states_of};
 use super::relist_time::Relists;
 use super::subscribers::room;
 use super::tracker::{BUSY_MAX, Tracker};
+use super::trust::Trust;
 use super::{PlegOptions, Shared, lock};
 use kubelet_model::pod::model::RuntimePod;
 
@@ -57,6 +58,8 @@ pub struct PlegTask {
     ended: EndedAhead,
     picker: SourcePicker,
     stream: Option<(EventSource, ToldEvents)>,
+    /// Of the stream.
+    trust: Trust,
     /// Of the stream: it is the one that will give events, and not a question about the runtime's version.
     stream_asked_for: Arc<AtomicBool>,
     work: FuturesUnordered<BoxFuture<'static, Done>>,
@@ -132,6 +135,7 @@ impl PlegTask {
             ended: EndedAhead::default(),
             picker: SourcePicker::new(now),
             stream: None,
+            trust: Trust::default(),
             stream_asked_for: Arc::default(),
             work: FuturesUnordered::new(),
             list_due: Some(now),
@@ -198,7 +202,8 @@ impl PlegTask {
     fn next_wake(&self) -> Option<Instant> {
         let list = if self.listing { None } else { [self.list_due, self.list_again].into_iter().flatten().min() };
         let open = if self.options.events { self.picker.due() } else { None };
-        [self.tracker.next_due(INSPECTIONS_MAX), list, open, self.initial_until].into_iter().flatten().min()
+        let looks = self.tracker.next_due(INSPECTIONS_MAX);
+        [looks, list, open, self.initial_until, self.trust.due()].into_iter().flatten().min()
     }
 
     fn start_what_is_due(&mut self) {
@@ -208,6 +213,9 @@ impl PlegTask {
             warn!(pods = ?self.initial, "not inspected in time at the start: going on without them");
             self.initial = Some(HashSet::new());
             self.check_initial();
+        }
+        if self.trust.wait_is_over(now) {
+            self.relist_meanwhile(now);
         }
         if self.options.events && self.picker.due().is_some_and(|due| due <= now) {
             self.open_stream(now);
@@ -256,6 +264,7 @@ impl PlegTask {
             EventSource::Containerd => told_by(source, self.client.containerd_events(CONTAINERD_NAMESPACE)),
         };
         self.stream = Some((source, stream));
+        self.trust = Trust::default();
         self.opened_at = now;
         // A list begun before the stream stands repairs nothing.
         self.list_due = Some(now + LIST_AFTER_OPEN);
@@ -288,6 +297,9 @@ impl PlegTask {
     fn on_event(&mut self, event: RuntimeEvent, early: bool) {
         let now = Instant::now();
         lock(&self.shared.stats).runtime_events += 1;
+        if !early && self.trust.told() {
+            info!("the runtime's event stream tells what happens");
+        }
         let told = event.pod_uid.as_deref().and_then(|uid| PodUid::parse(uid).ok());
         let settled = told.is_some();
         let Some(uid) = told.or_else(|| self.shared.cache.owner(&event.id)) else {
@@ -329,6 +341,7 @@ impl PlegTask {
     fn on_stream_end(&mut self, source: EventSource, unimplemented: bool) {
         let now = Instant::now();
         self.stream = None;
+        self.trust = Trust::default();
         self.shared.connected.store(false, Ordering::Relaxed);
         self.picker.failed(source, unimplemented, now);
         {
@@ -365,9 +378,18 @@ impl PlegTask {
         }));
     }
 
+    /// The stream stands and has told nothing of what happened.
+    fn relist_meanwhile(&mut self, now: Instant) {
+        warn!("the runtime's event stream tells nothing of what happens: relisting until it does");
+        if !self.listing {
+            self.plan_list(now);
+        }
+    }
+
     /// When to list next: rarely while events flow, often while they do not.
     fn plan_list(&mut self, now: Instant) {
         let pause = match (&self.stream, self.list_failed) {
+            (Some(_), false) if self.trust.is_silent() => self.options.relist_interval,
             (Some(_), false) => jittered(self.options.audit_interval),
             (Some(_), true) => LIST_RETRY,
             (None, _) => self.options.relist_interval,
@@ -405,8 +427,9 @@ impl PlegTask {
                 if failed_before && self.stream.is_none() {
                     self.picker.runtime_is_back(now);
                 }
-                // What happened while there was no stream is nothing that events missed.
-                let audit = self.stream.is_some() && started >= self.opened_at + LIST_AGAIN_AFTER_OPEN * 2;
+                // What happened while there was no stream, or none that tells anything, is nothing that events missed.
+                let is_told = self.stream.is_some() && !self.trust.is_silent();
+                let audit = is_told && started >= self.opened_at + LIST_AGAIN_AFTER_OPEN * 2;
                 let doubtful = self.tracker.listed(&pods, started, now, audit);
                 let ready = doubtful.iter().filter(|uid| self.tracker.is_ready(uid, now));
                 self.relists.listed(started, ready.cloned());
@@ -422,6 +445,7 @@ impl PlegTask {
                     && !self.shared.connected.swap(true, Ordering::Relaxed)
                 {
                     info!(?source, "following the runtime's events");
+                    self.trust.stands(SystemTime::now());
                     lock(&self.shared.stats).source = Some(*source);
                     self.metrics.connection_success.inc();
                     self.metrics.connection_latency.observe(now.duration_since(self.opened_at).as_secs_f64());
@@ -471,7 +495,11 @@ impl PlegTask {
             warn!(pod_uid = %uid, missed = outcome.missed, "the runtime's events had not told of a change");
             self.metrics.events_missed.inc_by(outcome.missed as u64);
             lock(&self.shared.stats).events_missed += outcome.missed as u64;
+            if self.trust.missed() {
+                self.relist_meanwhile(now);
+            }
         }
+        self.trust.seen(&self.shared.cache.get(uid), &outcome.events, now);
         self.deliver(outcome.events);
         if let Some(initial) = &mut self.initial
             && initial.remove(uid)
