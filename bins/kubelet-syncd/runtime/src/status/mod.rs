@@ -9,6 +9,7 @@
 //! | `resources` | what containers and the pod have |
 //! | [`termination`] | termination messages: joining and limits |
 //! | [`terminate`] | the last status of a pod whose containers are gone |
+//! | [`remembered`] | what a pod's first status after a restart goes on from |
 //! | [`next`] | what becomes of the status that was told last |
 //! | [`ended`] | whether a pod that admission is about to judge is over |
 //! | [`ends`] | which containers have ended between two statuses |
@@ -27,6 +28,7 @@ pub mod phase;
 pub mod pod_status;
 pub mod readiness;
 pub mod reason_cache;
+pub mod remembered;
 mod resources;
 pub mod summary;
 pub mod terminate;
