@@ -29,12 +29,13 @@ impl<P: Clone> Workers<P> {
         self.pods.keys()
     }
 
-    /// Each worker's place, for metrics: lifecycle, has configuration, static.
-    pub fn snapshot(&self) -> impl Iterator<Item = (&PodUid, PodWorkerSync)> {
-        self.pods.iter().map(|(uid, w)| {
+    /// Each worker's place, for metrics, as [`Workers::sync_known`] says it: a pod that is being deleted is no orphan, because it is
+    /// desired until its object is gone.
+    pub fn snapshot(&self, is_desired: impl Fn(&PodUid) -> bool) -> impl Iterator<Item = (&PodUid, PodWorkerSync)> {
+        self.pods.iter().map(move |(uid, w)| {
             let known = PodWorkerSync {
                 lifecycle: w.lifecycle(),
-                orphan: w.deleted,
+                orphan: !is_desired(uid),
                 has_config: w.has_config,
                 is_static: w.is_static,
             };

@@ -282,6 +282,20 @@ fn runtime_pods_and_orphans() {
 }
 
 #[test]
+fn a_pod_that_is_being_deleted_is_desired_and_no_orphan() {
+    let mut m = Machine::new();
+    let of_api = || PodFacts { is_static: false, ..facts("p") };
+    m.update("a", UpdateType::Create, of_api(), None);
+    m.done("a", Outcome::Done);
+    m.update("a", UpdateType::Update, PodFacts { deleted: true, ..of_api() }, None);
+    let counted = |m: &Machine, is_desired: bool| -> Vec<(Lifecycle, bool)> {
+        m.workers.snapshot(|_| is_desired).map(|(_, known)| (known.lifecycle, known.orphan)).collect()
+    };
+    assert_eq!(counted(&m, true), [(Lifecycle::Terminating, false)]);
+    assert_eq!(counted(&m, false), [(Lifecycle::Terminating, true)]);
+}
+
+#[test]
 fn queries_of_unknown_pods() {
     let mut m = Machine::new();
     let x = uid("x");

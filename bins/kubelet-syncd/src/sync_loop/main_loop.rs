@@ -339,8 +339,8 @@ impl SyncLoop {
         self.housekeeping.run_soon(now);
     }
 
-    /// A pod that its source took away and wants again, unchanged, within a moment. One that was refused is judged anew, one that ends
-    /// or has ended begins anew after that, as after a removal that was seen; one that runs goes on, where upstream restarts it.
+    /// A pod whose manifest was moved away for a moment and is back unchanged. One that was refused is judged anew, one that ends
+    /// or has ended begins anew after that, as after a removal; one that runs goes on, where upstream restarts it.
     fn add_again(&mut self, uid: &PodUid, pod: Arc<Pod>, source: &'static str, now: Instant) {
         if self.admission_queue.is_rejected(uid) || self.workers.termination_requested(uid) {
             self.remove_pod(uid, now);
@@ -651,7 +651,7 @@ impl SyncLoop {
         }
         let ephemeral = self.desired.iter().filter_map(|(_, d)| d.pod.spec.as_ref()?.ephemeral_containers.as_ref());
         metrics.ephemeral_containers.set(ephemeral.map(Vec::len).sum::<usize>() as f64);
-        view::count_workers(metrics, self.workers.snapshot());
+        view::count_workers(metrics, self.workers.snapshot(|uid| self.desired.get(uid).is_some()));
         view::count_runtime(metrics, &self.node.cache.snapshot());
     }
 }
