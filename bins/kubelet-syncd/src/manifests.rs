@@ -111,7 +111,8 @@ impl ManifestStore for BrokerManifests {
                     Ok(Some(event)) => match event.change() {
                         WireChange::Added => return Change::Added(event.name),
                         WireChange::Modified => return Change::Modified(event.name),
-                        WireChange::Removed => return Change::Removed(event.name),
+                        WireChange::Removed if event.unlinked => return Change::Removed(event.name),
+                        WireChange::Removed => return Change::MovedAway(event.name),
                         WireChange::Rescan => return Change::Rescan,
                         WireChange::Unspecified | WireChange::Listed => continue,
                     },

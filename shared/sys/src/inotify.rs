@@ -31,8 +31,10 @@ pub enum Change {
     Added,
     /// Written and closed, or its attributes (owner, mode) changed.
     Modified,
-    /// Removed or moved away.
+    /// Its name was removed.
     Removed,
+    /// It was moved away, to another name or another directory.
+    MovedAway,
     /// The watched directory itself is gone or elsewhere: the watch is of no use any more.
     SelfGone,
     /// The queue overflowed.
@@ -136,8 +138,10 @@ fn change(flags: ReadFlags) -> Option<Change> {
         Some(Change::SelfGone)
     } else if flags.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO) {
         Some(Change::Added)
-    } else if flags.intersects(ReadFlags::DELETE | ReadFlags::MOVED_FROM) {
+    } else if flags.contains(ReadFlags::DELETE) {
         Some(Change::Removed)
+    } else if flags.contains(ReadFlags::MOVED_FROM) {
+        Some(Change::MovedAway)
     } else if flags.intersects(ReadFlags::CLOSE_WRITE | ReadFlags::ATTRIB) {
         Some(Change::Modified)
     } else {
@@ -174,7 +178,7 @@ mod tests {
         let events = inotify.read().unwrap();
         let short: Vec<_> = events.iter().map(|e| (e.change, e.name.to_str().unwrap())).collect();
         use Change::*;
-        assert_eq!(short, [(Added, "a"), (Modified, "a"), (Removed, "a"), (Added, "b"), (Removed, "b")]);
+        assert_eq!(short, [(Added, "a"), (Modified, "a"), (MovedAway, "a"), (Added, "b"), (Removed, "b")]);
         assert!(events.iter().all(|e| e.watch == Some(watch)));
         drop(dir);
         assert!(inotify.read().unwrap().iter().any(|e| e.change == SelfGone));

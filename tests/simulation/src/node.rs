@@ -918,7 +918,8 @@ impl Node {
         let event = bulkhead_ipc::volnetd::WatchEvent {
             change: change.into(),
             name: format!("{pod}.json"),
-            identity: String::new(),
+            unlinked: change == bulkhead_ipc::volnetd::watch_event::Change::Removed,
+            ..Default::default()
         };
         self.world.lock().watchers.retain(|watcher| watcher.send(Ok(event.clone())).is_ok());
     }

@@ -86,7 +86,7 @@ impl Volumes {
 }
 
 fn event(change: api::watch_event::Change, name: &str, identity: &str) -> api::WatchEvent {
-    api::WatchEvent { change: change.into(), name: name.to_owned(), identity: identity.to_owned() }
+    api::WatchEvent { change: change.into(), name: name.to_owned(), identity: identity.to_owned(), ..Default::default() }
 }
 
 impl World {

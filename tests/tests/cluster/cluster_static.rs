@@ -84,6 +84,34 @@ fn mirror_pods_follow_their_static_pods() -> Result<()> {
     node.finish()
 }
 
+/// Upstream's mirror_pod_test.go, "should successfully recreate when file is removed and recreated".
+#[test]
+fn a_manifest_that_is_removed_and_written_again_restarts_its_pod() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let Member { cluster, node } = Member::start(&lab, &[], |node| node)?;
+    let pod = Pod::idle("web");
+    node.write(&pod)?;
+    let name = node.pod_name("web");
+    let mut mirror = wait_ready(&cluster, &name)?;
+    for count in 1..3 {
+        node.remove("web")?;
+        node.write(&pod)?;
+        let before = main_of(&mirror)["containerID"].clone();
+        mirror = cluster.wait_for("pods", "default", &name, "its container runs again", |pod| {
+            is_true(pod, "Ready") && main_of(pod)["containerID"] != before
+        })?;
+        ensure!(main_of(&mirror)["restartCount"] == count, "{mirror:#}");
+    }
+    // Moved away and back, as `kubeadm upgrade` and editors do: nothing has happened.
+    let identity = node.wait_running("web", 1)?.main().identity();
+    std::fs::rename(node.manifests().join("web.yaml"), node.manifests().join(".web.yaml"))?;
+    node.write(&pod)?;
+    node.write(&Pod::idle("later"))?;
+    node.wait_running("later", 1)?;
+    ensure!(node.wait_running("web", 1)?.main().identity() == identity, "the pod was touched");
+    node.finish()
+}
+
 #[test]
 fn mirror_pods_without_a_static_pod_and_a_node_that_goes() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };

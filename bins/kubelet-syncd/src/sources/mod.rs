@@ -31,7 +31,7 @@ use kubelet_model::v1::Pod;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-pub use file::{FileConfig, ManifestStore, SetSink};
+pub use file::{Absence, FileConfig, ManifestStore, SetSink};
 pub use http::HttpConfig;
 pub use merge::{DroppedPod, FullName, Merge, PodOp, PodUpdate, SourceKind};
 pub use uids::{RunningPod, UidStore, Uids};
@@ -94,7 +94,7 @@ enum SourceChange {
     Set(Vec<Pod>),
     Upsert(Box<Pod>),
     Remove(PodUid),
-    Again(PodUid),
+    Again(PodUid, Absence),
 }
 
 /// A wanted static pod; its mirror on the API server has the same full name.
@@ -139,8 +139,8 @@ impl SetSink for SetSender {
         self.send(SourceChange::Set(pods)).await
     }
 
-    async fn again(&mut self, uid: PodUid) -> bool {
-        self.send(SourceChange::Again(uid)).await
+    async fn again(&mut self, uid: PodUid, absence: Absence) -> bool {
+        self.send(SourceChange::Again(uid, absence)).await
     }
 
     fn errors(&mut self, errors: Vec<String>) {
@@ -261,7 +261,8 @@ async fn merge_changes(
                 SourceChange::Set(pods) => shared.merge.set(kind, pods, now),
                 SourceChange::Upsert(pod) => shared.merge.upsert(kind, *pod, now),
                 SourceChange::Remove(uid) => shared.merge.remove(kind, uid.as_str()),
-                SourceChange::Again(uid) => shared.merge.again(kind, uid.as_str()),
+                SourceChange::Again(uid, Absence::MovedAway) => shared.merge.again(kind, uid.as_str()),
+                SourceChange::Again(uid, Absence::Removed) => shared.merge.renew(kind, uid.as_str(), now),
             };
             (merged, (kind != SourceKind::Api).then(|| static_names(&shared.merge)))
         };

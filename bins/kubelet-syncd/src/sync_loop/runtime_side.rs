@@ -9,7 +9,6 @@ use bulkhead_config::NodeConfig;
 use bulkhead_cri::CriClient;
 use bulkhead_types::{ContainerId, PodUid};
 use k8s_openapi::api::core::v1::PodStatus;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kubelet_model::v1::Pod;
 use prometheus::IntCounterVec;
 use tokio_util::sync::CancellationToken;
@@ -48,6 +47,7 @@ use kubelet_runtime::status::ends;
 pub use kubelet_runtime::status::next::Stage;
 use kubelet_runtime::status::next::{Observation, next};
 use kubelet_runtime::status::pod_status::StatusInput;
+use kubelet_runtime::status::remembered::remembered;
 
 /// What a sync came to.
 #[derive(Debug)]
@@ -245,9 +245,7 @@ impl RuntimeSide {
         stage: Stage,
     ) -> Arc<PodStatus> {
         let last = node.pods.status(uid);
-        // After a restart of this process the API server's copy tells what was said before, and the oldest sandbox since
-        // when the pod has been here.
-        let first = last.is_none().then(|| since_first_sandbox(node, uid, pod, runtime)).flatten();
+        let first = if last.is_none() { remembered(pod, runtime, mirrored(node, uid)) } else { None };
         let termination = node.pods.termination(uid);
         let failures = node.pods.start_failures(uid);
         let facts = node.facts();
@@ -295,6 +293,16 @@ impl RuntimeSide {
     /// What was noted of containers that do not exist any more.
     pub fn retain_containers(&self, exist: &HashSet<ContainerId>) {
         self.manager.retain_hooks(exist);
+    }
+
+    /// A pod is wanted again under its uid, and this is all that is known of its former life.
+    pub fn begins_anew(&self, uid: &PodUid, old: &RuntimePod) {
+        self.manager.begins_anew(uid, old);
+    }
+
+    /// What was noted of former lives is kept for pods that are wanted.
+    pub fn retain_former_lives(&self, wanted: impl Fn(&PodUid) -> bool) {
+        self.manager.retain_former_lives(wanted);
     }
 
     /// Users of pods that are gone are given back.
@@ -360,28 +368,9 @@ fn count_starts(metrics: &Metrics, pod: &Pod, result: &SyncResult) {
     }
 }
 
-fn since_first_sandbox(node: &NodeContext, uid: &PodUid, pod: &Pod, runtime: &RuntimePod) -> Option<PodStatus> {
-    let oldest = runtime.sandboxes.iter().map(|s| s.created_at).min()?;
-    let since = jiff::Timestamp::try_from(oldest).ok()?;
-    let status = pod.status.clone().unwrap_or_default();
-    let status = if spec::is_static(pod) { mirrored(node, uid, status) } else { status };
-    let start_time =
-        status.start_time.clone().or_else(|| Some(Time(jiff::Timestamp::from_second(since.as_second()).ok()?)));
-    Some(PodStatus { start_time, ..status })
-}
-
-/// What a static pod's mirror remembers of its times. Its phase and its containers are looked up anew: a static pod runs
-/// again after its end.
-fn mirrored(node: &NodeContext, uid: &PodUid, status: PodStatus) -> PodStatus {
-    let mirror = node.mirror_pods.get(uid).and_then(|api| serde_json::from_slice::<PodStatus>(&api.status_json).ok());
-    match mirror {
-        Some(mirror) => PodStatus {
-            start_time: mirror.start_time.or(status.start_time),
-            conditions: mirror.conditions.or(status.conditions),
-            ..status
-        },
-        None => status,
-    }
+/// What the API server has of a static pod.
+fn mirrored(node: &NodeContext, uid: &PodUid) -> Option<PodStatus> {
+    node.mirror_pods.get(uid).and_then(|api| serde_json::from_slice(&api.status_json).ok())
 }
 
 /// When to look again. Pure.

@@ -91,22 +91,25 @@ fn plugins(watches: &Watches) -> impl Stream<Item = Result<WatchEvent, Status>> 
 
 fn socket_events(before: &Sockets, now: &Sockets) -> Vec<WatchEvent> {
     let event = |change| match change {
-        SocketChange::Added(name, identity) => WatchEvent { change: Change::Added.into(), name, identity },
+        SocketChange::Added(name, identity) => {
+            WatchEvent { change: Change::Added.into(), name, identity, ..Default::default() }
+        }
         SocketChange::Removed(name) => WatchEvent { change: Change::Removed.into(), name, ..Default::default() },
     };
     changes(before, now).into_iter().map(event).collect()
 }
 
 fn event(change: ManifestChange) -> WatchEvent {
+    let unlinked = matches!(change, ManifestChange::Removed(_));
     let (change, name) = match change {
         // A name that is not UTF-8 cannot be asked for: look at everything, where it is left out.
         ManifestChange::Added(name) => (Change::Added, name.into_string()),
         ManifestChange::Modified(name) => (Change::Modified, name.into_string()),
-        ManifestChange::Removed(name) => (Change::Removed, name.into_string()),
+        ManifestChange::Removed(name) | ManifestChange::MovedAway(name) => (Change::Removed, name.into_string()),
         ManifestChange::Rescan => (Change::Rescan, Ok(String::new())),
     };
     match name {
-        Ok(name) => WatchEvent { change: change.into(), name, ..Default::default() },
+        Ok(name) => WatchEvent { change: change.into(), name, unlinked, ..Default::default() },
         Err(_) => WatchEvent { change: Change::Rescan.into(), ..Default::default() },
     }
 }

@@ -15,6 +15,7 @@ pub enum ManifestChange {
     Added(OsString),
     Modified(OsString),
     Removed(OsString),
+    MovedAway(OsString),
     /// Look at everything.
     Rescan,
 }
@@ -132,6 +133,7 @@ fn interpret(event: &Event, watch: WatchId, aim: &Target) -> Option<ManifestChan
         Change::Added => Some(ManifestChange::Added(event.name.clone())),
         Change::Modified => Some(ManifestChange::Modified(event.name.clone())),
         Change::Removed => Some(ManifestChange::Removed(event.name.clone())),
+        Change::MovedAway => Some(ManifestChange::MovedAway(event.name.clone())),
         Change::SelfGone | Change::Overflow => None,
     }
 }
@@ -172,6 +174,9 @@ mod tests {
             }
             std::fs::remove_file(path.join("pod.yaml")).unwrap();
             while next(&mut changes).await != ManifestChange::Removed("pod.yaml".into()) {}
+            std::fs::write(path.join("pod.yaml"), "x").unwrap();
+            std::fs::rename(path.join("pod.yaml"), dir.path().join("pod.yaml")).unwrap();
+            while next(&mut changes).await != ManifestChange::MovedAway("pod.yaml".into()) {}
             std::fs::remove_dir(&path).unwrap();
             while next(&mut changes).await != ManifestChange::Rescan {}
         }

@@ -107,7 +107,7 @@ pub(super) async fn follow(mut follower: Follower, base: PathBuf, sender: newest
             told = true;
             match event.change {
                 // Something of this name that comes after this is another one.
-                Change::Removed => *renewed.entry(folder.join(&event.name)).or_default() += 1,
+                Change::Removed | Change::MovedAway => *renewed.entry(folder.join(&event.name)).or_default() += 1,
                 Change::SelfGone => {
                     if let Some(id) = watched.remove(&folder) {
                         follower.unwatch(id).await;

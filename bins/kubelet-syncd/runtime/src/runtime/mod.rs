@@ -11,6 +11,7 @@
 //! | [`pod_runtime`], [`userns`] | the handler that runs a pod, and which users of the machine are the pod's own |
 //! | [`resize`] | how running containers and their pod get the size that they were granted |
 //! | [`backoff`] | how long a crashed container waits |
+//! | `former_lives` | restart counts of a pod that begins anew under its uid |
 //! | [`kill`], [`gc`] | grace periods and order of stopping; which dead containers and sandboxes go |
 //! | [`grace_clock`] | which time is part of a grace period |
 //! | [`post_start_gate`] | which instance is shown while a postStart hook runs |
@@ -37,6 +38,7 @@ pub mod env;
 pub mod env_files;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fake_runtime;
+mod former_lives;
 pub mod gc;
 #[cfg(test)]
 mod given_tests;

@@ -160,7 +160,10 @@ impl<R: RuntimeService, F: HostFiles, I: Images> Start<'_, R, F, I> {
         let prepared = self.prepare(container).await.map_err(|error| self.files_error(kind, container, &error))?;
         instance.restart_count = match self.status.newest(&container.name) {
             Some(status) => status.restart_count.saturating_add(1),
-            None => restart_count_from_logs(prepared.log.highest_index),
+            None => {
+                let former = self.manager.former_lives.next_count(&self.identity.uid, &container.name);
+                restart_count_from_logs(prepared.log.highest_index).max(former)
+            }
         };
         instance.etc_hosts = prepared.etc_hosts.as_deref();
         instance.termination_file = prepared.termination_file.as_deref();

@@ -30,6 +30,7 @@ use super::backoff::{BackOffStore, CrashLoopBackOff};
 use super::container_config::{MountedVolumes, claimed_paths, volume_groups};
 use super::dns::ResolvConf;
 use super::end::primary_ip;
+use super::former_lives::FormerLives;
 use super::grace_clock::HeldBack;
 use super::image_volumes;
 use super::pod_runtime::PodRuntime;
@@ -108,6 +109,7 @@ pub struct RuntimeManager<R, F, I> {
     pub(super) pre_stops: Arc<PreStops>,
     pub(super) post_start_gate: PostStartGate,
     stopped_sandboxes: Mutex<StoppedSandboxes>,
+    pub(super) former_lives: FormerLives,
     /// Starts with a large environment or command that are under way, of all pods.
     pub(super) large_starts: Semaphore,
 }
@@ -146,6 +148,7 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
             pre_stops,
             post_start_gate,
             stopped_sandboxes: Mutex::default(),
+            former_lives: FormerLives::default(),
             large_starts: Semaphore::new(LARGE_AT_A_TIME),
         }
     }
@@ -160,6 +163,16 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
     pub fn with_pre_stops(mut self, pre_stops: PreStops) -> Self {
         self.pre_stops = Arc::new(pre_stops);
         self
+    }
+
+    /// A pod is wanted again under its uid, and what is left of its former life goes: its restart counts go on.
+    pub fn begins_anew(&self, uid: &PodUid, old: &RuntimePod) {
+        self.former_lives.note(uid, old);
+    }
+
+    /// What was noted of former lives is kept for pods that are wanted.
+    pub fn retain_former_lives(&self, wanted: impl Fn(&PodUid) -> bool) {
+        self.former_lives.retain(wanted);
     }
 
     /// What was noted of hooks is kept for containers that exist.

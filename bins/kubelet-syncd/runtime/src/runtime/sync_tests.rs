@@ -197,6 +197,23 @@ async fn restart_counts_go_on_after_the_runtime_forgot() {
     assert_eq!((config.log_path.as_str(), config.metadata.unwrap().attempt), ("a/4.log", 4));
 }
 
+/// Upstream's mirror_pod_test.go asks for 1 after a manifest was removed and written again.
+#[tokio::test]
+async fn restart_counts_go_on_when_a_pod_begins_anew() {
+    let w = world();
+    let count = || w.fake.log().configs.pop().unwrap().metadata.unwrap().attempt;
+    w.manager.begins_anew(&uid(), &status(vec![container_status("a", RunState::Exited, 0)]));
+    w.sync(&simple(&["a"]), &status(vec![])).await;
+    assert_eq!(count(), 1);
+    w.fake.log().highest_log = Some(3);
+    w.sync(&simple(&["a"]), &status(vec![])).await;
+    assert_eq!(count(), 4, "what the logs tell of a life before this process");
+    w.fake.log().highest_log = None;
+    w.manager.retain_former_lives(|_| false);
+    w.sync(&simple(&["a"]), &status(vec![])).await;
+    assert_eq!(count(), 0);
+}
+
 #[tokio::test]
 async fn a_dead_sandbox_is_replaced() {
     let w = world();

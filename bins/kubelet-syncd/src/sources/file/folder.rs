@@ -9,9 +9,9 @@
 //!        gone for REMOVAL_GRACE
 //! ```
 //!
-//! A file that is back sooner with the same pod changes no pod that runs; one that is over begins anew ([`Folder::take_again`]).
+//! A file that is back sooner with the same pod was away for a moment, and how it went says what that means ([`Absence`]).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -30,7 +30,7 @@ use kubelet_model::validation::field::text;
 /// A changed manifest of a running pod is taken when it reads the same twice, this far apart: a writer that has got
 /// half-way must not restart the pod twice.
 const SETTLE: Duration = Duration::from_millis(100);
-/// An editor that saves moves the old file away and writes a new one at once; a file is gone when it stays away.
+/// Who saves or replaces a file takes the old one away and writes a new one at once; a file is gone when it stays away.
 const REMOVAL_GRACE: Duration = Duration::from_millis(25);
 /// What could not be read or taken is tried again after this, then left to the watch and the re-scan.
 const RETRY: Duration = Duration::from_secs(1);
@@ -39,6 +39,16 @@ const FILES_MAX: usize = 4096;
 /// Problems reported at a time, and the length of each.
 const ERRORS_MAX: usize = 100;
 const ERROR_CHARS_MAX: usize = 1000;
+
+/// How a file went that is back within [`REMOVAL_GRACE`] with the same pod in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Absence {
+    /// Editors save like this, and `kubeadm upgrade` exchanges manifests like this: it changes no pod that runs.
+    MovedAway,
+    /// Somebody removed it and wrote it again: the pod is removed, and then added (upstream `pkg/kubelet/config/file_linux.go`
+    /// consumeWatchEvent, which takes a file that was moved away for removed as well).
+    Removed,
+}
 
 /// The state of the folder.
 #[derive(Debug)]
@@ -58,7 +68,7 @@ pub struct Folder {
     delivered: bool,
     changed: bool,
     /// Files that were away for a moment and are back with the same pod.
-    again: BTreeSet<String>,
+    again: BTreeMap<String, Absence>,
     errors_changed: bool,
     /// Trouble with the path itself.
     problem: Option<String>,
@@ -81,7 +91,7 @@ struct File {
     read_at: Option<Instant>,
     gone_at: Option<Instant>,
     /// It was seen to be gone since it was last read.
-    was_away: bool,
+    absence: Option<Absence>,
     is_link: bool,
 }
 
@@ -106,7 +116,7 @@ impl Folder {
             seen: false,
             delivered: false,
             changed: false,
-            again: BTreeSet::new(),
+            again: BTreeMap::new(),
             errors_changed: false,
             problem: None,
             missing_since: None,
@@ -245,8 +255,8 @@ impl Folder {
         file.read_at = Some(now);
     }
 
-    /// The watch says that a file was deleted or moved away.
-    pub fn removed(&mut self, name: &str, now: Instant) {
+    /// The watch says that a file is gone.
+    pub fn gone(&mut self, name: &str, absence: Absence, now: Instant) {
         if self.single_file || !self.seen {
             self.relist_at = Some(now + REMOVAL_GRACE);
             return;
@@ -254,7 +264,7 @@ impl Folder {
         if let Some(file) = self.files.get_mut(name) {
             file.read_at = None;
             file.gone_at = Some(now + REMOVAL_GRACE);
-            file.was_away = true;
+            file.absence = file.absence.max(Some(absence));
         }
     }
 
@@ -310,7 +320,7 @@ impl Folder {
                         self.drop_file(name);
                     } else if file.gone_at.is_none() {
                         file.gone_at = Some(now + if file.is_link { RETRY } else { REMOVAL_GRACE });
-                        file.was_away = true;
+                        file.absence = file.absence.max(Some(Absence::MovedAway));
                     }
                     return;
                 }
@@ -334,8 +344,8 @@ impl Folder {
             file.settling = None;
             file.refused = None;
             self.errors_changed |= file.problem.take().is_some();
-            if std::mem::take(&mut file.was_away) {
-                self.again.insert(name.to_owned());
+            if let Some(absence) = file.absence.take() {
+                self.again.insert(name.to_owned(), absence);
             }
             return;
         }
@@ -359,8 +369,8 @@ impl Folder {
                 }
                 let same_pod = file.good.as_ref().is_some_and(|good| good.built.pod == built.pod);
                 self.changed |= !same_pod;
-                if same_pod && file.was_away {
-                    self.again.insert(name.to_owned());
+                if let Some(absence) = file.absence.filter(|_| same_pod) {
+                    self.again.insert(name.to_owned(), absence);
                 }
                 self.errors_changed |= file.problem.take().is_some();
                 *file = File { good: Some(Good { bytes: digest, built }), is_link: file.is_link, ..File::default() };
@@ -419,12 +429,15 @@ impl Folder {
         Some(pods.collect())
     }
 
-    /// Pods whose file was taken away and written again with the same pod in it, before that counted as a removal.
-    pub fn take_again(&mut self) -> Vec<PodUid> {
+    /// Pods whose file was away and is back with the same pod in it, before it was taken for gone.
+    pub fn take_again(&mut self) -> Vec<(PodUid, Absence)> {
         let again = std::mem::take(&mut self.again);
-        let names = again.iter().filter(|name| self.winners.values().any(|winner| winner == *name));
-        let pods = names.filter_map(|name| Some(&self.files.get(name)?.good.as_ref()?.built.pod));
-        pods.filter_map(|pod| PodUid::parse(text(&pod.metadata.uid)).ok()).collect()
+        let names = again.into_iter().filter(|(name, _)| self.winners.values().any(|winner| winner == name));
+        let pods = names.filter_map(|(name, absence)| {
+            let pod = &self.files.get(&name)?.good.as_ref()?.built.pod;
+            Some((PodUid::parse(text(&pod.metadata.uid)).ok()?, absence))
+        });
+        pods.collect()
     }
 
     /// One file for each namespace and name: the one that has it already, else the recorded one, else the last by name

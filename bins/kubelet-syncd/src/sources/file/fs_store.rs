@@ -42,8 +42,10 @@ fn watch(path: &Path) -> mpsc::UnboundedReceiver<Change> {
                     Change::Rescan
                 } else if mask.intersects(AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO) {
                     Change::Added(name)
-                } else if mask.intersects(AddWatchFlags::IN_DELETE | AddWatchFlags::IN_MOVED_FROM) {
+                } else if mask.contains(AddWatchFlags::IN_DELETE) {
                     Change::Removed(name)
+                } else if mask.contains(AddWatchFlags::IN_MOVED_FROM) {
+                    Change::MovedAway(name)
                 } else if mask.contains(AddWatchFlags::IN_IGNORED) {
                     return;
                 } else {

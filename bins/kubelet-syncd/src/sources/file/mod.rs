@@ -23,7 +23,7 @@ use futures_util::FutureExt as _;
 use kubelet_model::v1::Pod;
 use tokio::time::Instant;
 
-pub use folder::Folder;
+pub use folder::{Absence, Folder};
 pub use store::{Change, Content, Entry, EntryKind, Listing, ManifestStore, StoreError};
 
 use super::uids::Uids;
@@ -44,8 +44,8 @@ pub struct FileConfig {
 pub trait SetSink: Send {
     /// A new complete set. Resolves when it has been taken; false when nobody listens any more.
     fn set(&mut self, pods: Vec<Pod>) -> impl Future<Output = bool> + Send;
-    /// That pod of the set was taken away and is wanted again, unchanged. False when nobody listens any more.
-    fn again(&mut self, uid: PodUid) -> impl Future<Output = bool> + Send;
+    /// That pod of the set was away for a moment and is wanted again, unchanged. False when nobody listens any more.
+    fn again(&mut self, uid: PodUid, absence: Absence) -> impl Future<Output = bool> + Send;
     fn errors(&mut self, errors: Vec<String>);
 }
 
@@ -78,8 +78,8 @@ pub async fn run<S: ManifestStore, K: SetSink>(
         } else if folder.take_errors_changed() {
             sink.errors(folder.errors());
         }
-        for uid in folder.take_again() {
-            if !sink.again(uid).await {
+        for (uid, absence) in folder.take_again() {
+            if !sink.again(uid, absence).await {
                 return;
             }
         }
@@ -92,7 +92,8 @@ pub async fn run<S: ManifestStore, K: SetSink>(
                     match next.take() {
                         None => break,
                         Some(Change::Added(name) | Change::Modified(name)) => folder.touched(&name, Instant::now()),
-                        Some(Change::Removed(name)) => folder.removed(&name, Instant::now()),
+                        Some(Change::Removed(name)) => folder.gone(&name, Absence::Removed, Instant::now()),
+                        Some(Change::MovedAway(name)) => folder.gone(&name, Absence::MovedAway, Instant::now()),
                         Some(Change::Rescan) => rescan_at = Instant::now(),
                     }
                     next = store.changed().now_or_never();

@@ -66,8 +66,10 @@ pub enum Change {
     Added(String),
     /// Written, closed after writing, or its mode changed.
     Modified(String),
-    /// Deleted or moved away.
+    /// Its name was removed.
     Removed(String),
+    /// Moved away, or nobody knows how it went.
+    MovedAway(String),
     /// Events were lost, or the watch has just begun: look at everything.
     Rescan,
 }

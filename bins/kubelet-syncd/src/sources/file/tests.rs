@@ -34,7 +34,7 @@ impl UidStore for Shelf {
 
 enum Heard {
     Set(Vec<Pod>),
-    Again(PodUid),
+    Again(PodUid, Absence),
     Errors(Vec<String>),
 }
 
@@ -45,8 +45,8 @@ impl SetSink for Ear {
         self.0.send(Heard::Set(pods)).is_ok()
     }
 
-    async fn again(&mut self, uid: PodUid) -> bool {
-        self.0.send(Heard::Again(uid)).is_ok()
+    async fn again(&mut self, uid: PodUid, absence: Absence) -> bool {
+        self.0.send(Heard::Again(uid, absence)).is_ok()
     }
 
     fn errors(&mut self, errors: Vec<String>) {
@@ -58,7 +58,7 @@ struct Source {
     heard: mpsc::UnboundedReceiver<Heard>,
     set: Vec<Pod>,
     sets: usize,
-    again: Vec<PodUid>,
+    again: Vec<(PodUid, Absence)>,
     errors: Vec<String>,
     task: tokio::task::JoinHandle<()>,
 }
@@ -93,7 +93,7 @@ impl Source {
                 self.set = set;
                 self.sets += 1;
             }
-            Some(Heard::Again(uid)) => self.again.push(uid),
+            Some(Heard::Again(uid, absence)) => self.again.push((uid, absence)),
             Some(Heard::Errors(errors)) => self.errors = errors,
             None => panic!("the source ended"),
         }
@@ -214,6 +214,35 @@ async fn a_broken_file_never_takes_its_pod_away() {
     std::fs::remove_file(folder.join("a.yaml")).unwrap();
     source.until_names(&[]).await;
     source.until_no_error().await;
+}
+
+/// Upstream's mirror_pod_test.go, "should successfully recreate when file is removed and recreated".
+#[tokio::test]
+async fn a_removed_file_that_is_written_again_at_once_is_another_life_of_its_pod() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let content = manifest("a", "x");
+    write(folder, "a.yaml", &content);
+    let mut source = Source::watching(folder);
+    source.until_names(&["a-node-a"]).await;
+    let uid = source.uid("a-node-a");
+    std::fs::remove_file(folder.join("a.yaml")).unwrap();
+    write(folder, "a.yaml", &content);
+    while source.again.is_empty() && source.sets == 1 {
+        source.hear("the pod again").await;
+    }
+    // Where the disk was so slow that it was away for too long, it has been removed and added by now.
+    let told: Vec<_> = source.again.iter().map(|(uid, absence)| (uid.as_str(), *absence)).collect();
+    assert!(source.sets > 1 || told == [(&*uid, Absence::Removed)], "{told:?}");
+    source.until_names(&["a-node-a"]).await;
+
+    // As a careful writer does it: nobody took it away.
+    source.again.clear();
+    write(folder, ".a.tmp", &content);
+    std::fs::rename(folder.join(".a.tmp"), folder.join("a.yaml")).unwrap();
+    write(folder, "z.yaml", &manifest("z", "x"));
+    source.until_names(&["a-node-a", "z-node-a"]).await;
+    assert_eq!((source.again.len(), source.uid("a-node-a")), (0, uid));
 }
 
 #[tokio::test]
@@ -415,22 +444,35 @@ fn what_was_away_for_a_moment_is_told() {
     folder.listed(listing(1, &[("a", EntryKind::Regular)]), now);
     folder.read("a", bytes(&manifest("a", "x")), now);
     let uid = folder.take_set(now).unwrap()[0].metadata.uid.clone().unwrap();
-    let again = |folder: &mut Folder| folder.take_again().iter().map(ToString::to_string).collect::<Vec<_>>();
+    let again = |folder: &mut Folder| -> Vec<(String, Absence)> {
+        folder.take_again().into_iter().map(|(uid, absence)| (uid.to_string(), absence)).collect()
+    };
     // Written over: nobody took it away.
     folder.touched("a", now);
     folder.read("a", bytes(&manifest("a", "x")), now);
     assert!(again(&mut folder).is_empty());
     // Another manifest for the same pod, with the first half read on the way.
-    folder.removed("a", now + ms(1));
+    folder.gone("a", Absence::MovedAway, now + ms(1));
     folder.touched("a", now + ms(2));
     folder.read("a", bytes("apiVersion: ["), now + ms(2));
     assert!(again(&mut folder).is_empty());
     folder.touched("a", now + ms(3));
     folder.read("a", bytes(&manifest("a", "x")), now + ms(3));
-    assert_eq!(again(&mut folder), [uid]);
+    assert_eq!(again(&mut folder), [(uid.clone(), Absence::MovedAway)]);
     assert!(again(&mut folder).is_empty() && folder.take_set(now + ms(50)).is_none());
+    // Its name was removed, whatever else was seen of it: half written, and moved.
+    folder.gone("a", Absence::Removed, now + ms(51));
+    folder.touched("a", now + ms(52));
+    folder.read("a", bytes(""), now + ms(52));
+    folder.gone("a", Absence::MovedAway, now + ms(53));
+    folder.touched("a", now + ms(54));
+    folder.read("a", Ok(Content::Missing), now + ms(54));
+    folder.touched("a", now + ms(55));
+    folder.read("a", bytes(&manifest("a", "x")), now + ms(55));
+    assert_eq!(again(&mut folder), [(uid, Absence::Removed)]);
+    assert!(again(&mut folder).is_empty() && folder.take_set(now + ms(59)).is_none());
     // Away for longer: gone, and then new.
-    folder.removed("a", now + ms(60));
+    folder.gone("a", Absence::MovedAway, now + ms(60));
     folder.due(now + ms(85));
     assert_eq!(folder.take_set(now + ms(85)).unwrap().len(), 0);
     folder.touched("a", now + ms(90));
@@ -482,13 +524,13 @@ fn a_file_that_is_away_for_a_moment_keeps_its_pod() {
     folder.take_set(now).unwrap();
     folder.touched("a", now);
     folder.read("a", Ok(Content::Missing), now);
-    folder.removed("a", now);
+    folder.gone("a", Absence::MovedAway, now);
     folder.due(now + ms(20));
     folder.touched("a", now + ms(20));
     folder.read("a", bytes(""), now + ms(20));
     folder.due(now + ms(500));
     assert!(folder.take_set(now + ms(500)).is_none(), "away, then there and empty: the pod stays");
-    folder.removed("a", now + ms(600));
+    folder.gone("a", Absence::MovedAway, now + ms(600));
     folder.due(now + ms(625));
     assert_eq!(folder.take_set(now + ms(625)).unwrap().len(), 0);
 }

@@ -10,6 +10,7 @@ use hyper_util::rt::TokioIo;
 use tokio::sync::mpsc;
 
 use super::*;
+use crate::sources::Absence;
 use crate::sources::uids::Forgetful;
 use bulkhead_types::PodUid;
 use kubelet_model::validation::field::text;
@@ -181,7 +182,7 @@ impl SetSink for Ear {
         self.0.send((Some(pods), vec![])).is_ok()
     }
 
-    async fn again(&mut self, uid: PodUid) -> bool {
+    async fn again(&mut self, uid: PodUid, _: Absence) -> bool {
         panic!("{uid}: nothing is ever away for a moment")
     }
 

@@ -56,7 +56,7 @@ pub enum PodOp {
     Delete,
     /// Only the status changed.
     Reconcile,
-    /// Taken away and wanted again within a moment, unchanged: nothing to one that runs.
+    /// Away for a moment and wanted again, unchanged: nothing to one that runs.
     Again,
 }
 
@@ -219,7 +219,19 @@ impl Merge {
         Merged { updates, dropped: Vec::new() }
     }
 
-    /// One pod was taken away and is wanted again, as it was.
+    /// One pod was removed and is wanted again, as it was.
+    pub fn renew(&mut self, kind: SourceKind, uid: &str, now: Timestamp) -> Merged {
+        let mut merged = self.remove(kind, uid);
+        let removed: Vec<Arc<Pod>> = merged.updates.iter().flat_map(|update| update.pods.iter().cloned()).collect();
+        for pod in removed {
+            let added = self.upsert(kind, Arc::unwrap_or_clone(pod), now);
+            merged.updates.extend(added.updates);
+            merged.dropped.extend(added.dropped);
+        }
+        merged
+    }
+
+    /// One pod was away for a moment and is wanted again, as it was.
     pub fn again(&self, kind: SourceKind, uid: &str) -> Merged {
         let pod = self.sources.get(&kind).and_then(|source| source.pods.get(uid));
         let update = pod.map(|pod| PodUpdate { op: PodOp::Again, source: kind, pods: vec![pod.clone()] });

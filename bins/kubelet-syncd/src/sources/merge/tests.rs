@@ -130,6 +130,9 @@ fn single_changes() {
     assert_eq!(shape(&successor), [(PodOp::Remove, uids(&["2"])), (PodOp::Add, uids(&["4"]))]);
     assert_eq!(shape(&merge.again(SourceKind::Api, "3")), [(PodOp::Again, uids(&["3"]))]);
     assert_eq!(shape(&merge.again(SourceKind::Api, "2")), []);
+    let renewed = merge.renew(SourceKind::Api, "3", now());
+    assert_eq!(shape(&renewed), [(PodOp::Remove, uids(&["3"])), (PodOp::Add, uids(&["3"]))]);
+    assert_eq!(shape(&merge.renew(SourceKind::Api, "2", now())), []);
     assert_eq!(shape(&merge.remove(SourceKind::Api, "2")), [], "its successor has its name");
     assert_eq!(shape(&merge.remove(SourceKind::Api, "1")), [(PodOp::Remove, uids(&["1"]))]);
     let left: Vec<&str> = merge.names(SourceKind::Api).map(|(uid, _)| uid).collect();

@@ -176,14 +176,15 @@ impl SyncLoop {
     /// A pod has ended and no source names it: its dead containers and sandboxes go, and the folders if they were kept. Those of a pod
     /// that its source still names go when it does not any more: until then a prune would spare them.
     pub(super) fn collect_ended(&mut self, uid: PodUid) {
+        let node = self.node.clone();
+        // Taken here: a pod of the same uid that begins anew must not lose what it makes meanwhile.
+        let old = node.cache.get(&uid);
         if self.desired.get(&uid).is_none() {
             self.housekeeping.prune |= self.housekeeping.ended.remove(&uid);
         } else {
             self.housekeeping.left.insert(uid.clone());
+            node.runtime.begins_anew(&uid, &old);
         }
-        let node = self.node.clone();
-        // Taken here: a pod of the same uid that begins anew must not lose what it makes meanwhile.
-        let old = node.cache.get(&uid);
         let collected = self.housekeeping.collected.begin(&uid);
         tokio::spawn(async move {
             container_gc::collect_ended(&node, &uid, &old).await;
@@ -319,6 +320,7 @@ impl SyncLoop {
         let in_runtime: HashSet<&PodUid> = runtime.iter().map(|(uid, _)| uid).collect();
         let has_work = |uid: &PodUid| self.workers.lifecycle(uid).is_some();
         self.evictions.retain(|uid| desired.contains(uid));
+        self.node.runtime.retain_former_lives(|uid| desired.contains(uid));
         self.node.runtime.retain_users(|uid| desired.contains(uid) || in_runtime.contains(uid) || has_work(uid));
         let mut granted = desired.clone();
         granted.extend(self.workers.uids().cloned());
