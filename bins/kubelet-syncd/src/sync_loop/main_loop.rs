@@ -20,6 +20,7 @@ use super::admission_queue::AdmissionQueue;
 use super::evictions::Evictions;
 use super::housekeeping::{Housekeeping, container_gc};
 use super::node::NodeContext;
+use super::node_cgroups::QosTimes;
 use super::resize::{Resizes, Trigger};
 use super::runtime_health::RuntimeHealth;
 use super::runtime_side::Stage;
@@ -35,8 +36,6 @@ use kubelet_pleg::{PodLifecycleEvent, PodLifecycleEventKind};
 use kubelet_runtime::stages;
 use kubelet_runtime::status::pod_status::seconds_to_deadline;
 
-/// Changes of the pod set are gathered for so long before the QoS cgroups follow.
-const QOS_DEBOUNCE: Duration = Duration::from_millis(200);
 /// Between two counts of all pods for the gauges: a burst of events does not count each time, and nobody scrapes more often.
 const COUNT_PAUSE: Duration = Duration::from_secs(1);
 /// The loop turns at least this often, so that its age says something.
@@ -85,7 +84,7 @@ pub struct SyncLoop {
     done: (mpsc::UnboundedSender<Done>, mpsc::UnboundedReceiver<Done>),
     pub(super) housekeeping: Housekeeping,
     began: Instant,
-    qos_at: Option<Instant>,
+    qos: QosTimes,
     /// When the gauges of pods are counted next, where something has changed, and when they were.
     count_at: Option<Instant>,
     counted: Instant,
@@ -120,7 +119,7 @@ impl SyncLoop {
             done: mpsc::unbounded_channel(),
             housekeeping: Housekeeping::new(now),
             began: now,
-            qos_at: None,
+            qos: QosTimes::new(now),
             count_at: None,
             counted: now,
         }
@@ -139,7 +138,7 @@ impl SyncLoop {
         loop {
             self.node.loop_monitor.turned();
             let due = [
-                self.qos_at,
+                Some(self.qos.next()),
                 self.count_at,
                 self.queue.next(),
                 self.admission_queue.next(),
@@ -477,7 +476,7 @@ impl SyncLoop {
 
     /// The pods' requests have changed: the QoS cgroups follow.
     pub(super) fn qos_soon(&mut self, now: Instant) {
-        self.qos_at.get_or_insert(now + QOS_DEBOUNCE);
+        self.qos.soon(now);
     }
 
     pub(super) fn apply(&mut self, actions: Vec<Action<Arc<Pod>>>, now: Instant) {
@@ -567,11 +566,11 @@ impl SyncLoop {
         if self.resizes.next().is_some_and(|at| at <= now) {
             self.retry_resizes(Trigger::Periodic, now);
         }
-        if self.qos_at.is_some_and(|at| at <= now) {
-            self.qos_at = None;
+        let known = !self.desired.is_empty() || self.node.volnetd.authority().sources_ready();
+        if let Some(anew) = self.qos.take_due(now, known) {
             let pods: Vec<Arc<Pod>> = self.active().map(|(_, d)| d.pod.clone()).collect();
             let node = self.node.clone();
-            tokio::spawn(async move { node_cgroups::set_qos(&node, &pods).await });
+            tokio::spawn(async move { node_cgroups::set_qos(&node, &pods, anew).await });
         }
         if self.count_at.is_some_and(|at| at <= now) {
             self.count_at = None;
@@ -618,6 +617,7 @@ impl SyncLoop {
             self.housekeeping.look_for_leftovers();
             self.housekeeping.look_for_missing_links();
             self.housekeeping.run_at_once();
+            self.qos.anew_soon(Instant::now());
         }
     }
 

@@ -16,6 +16,7 @@ use kubelet_model::pod::memory_qos::{ClassRequests, QosReserved};
 use kubelet_model::pod::resources::burstable_cpu_shares;
 use kubelet_model::v1::Pod;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::node::NodeContext;
 use crate::cgroups::{Capacity, kubepods_resources};
@@ -55,6 +56,51 @@ impl NodeCgroups {
     /// The limit on all pods together is wanted, and volnetd has set it.
     pub fn limits_pods(&self) -> bool {
         self.enforce_pods && self.epoch().is_some() && self.limited.load(Ordering::Relaxed)
+    }
+}
+
+/// The values of the QoS levels follow this long after the pods' requests have changed.
+const QOS_DEBOUNCE: Duration = Duration::from_millis(200);
+/// They are written anew after this time, whatever was written last (upstream periodicQOSCgroupUpdateInterval).
+const QOS_PERIOD: Duration = Duration::from_secs(60);
+/// They wait for so long again while no pod is known.
+const QOS_WAIT: Duration = Duration::from_secs(5);
+
+/// When the values of the QoS levels are written.
+#[derive(Debug)]
+pub struct QosTimes {
+    changed: Option<Instant>,
+    anew: Instant,
+}
+
+impl QosTimes {
+    pub fn new(now: Instant) -> Self {
+        QosTimes { changed: None, anew: now + QOS_DEBOUNCE }
+    }
+
+    /// The pods' requests have changed.
+    pub fn soon(&mut self, now: Instant) {
+        self.changed.get_or_insert(now + QOS_DEBOUNCE);
+    }
+
+    /// Somebody else may have changed the values.
+    pub fn anew_soon(&mut self, now: Instant) {
+        self.anew = self.anew.min(now + QOS_DEBOUNCE);
+    }
+
+    pub fn next(&self) -> Instant {
+        self.changed.map_or(self.anew, |changed| changed.min(self.anew))
+    }
+
+    /// Whether it is time. True: whatever was written last. `known`: which pods there are is known, or of some at least; before that
+    /// nothing is written, as pods of an earlier life may run.
+    pub fn take_due(&mut self, now: Instant, known: bool) -> Option<bool> {
+        let anew = self.anew <= now;
+        if anew {
+            self.anew = now + if known { QOS_PERIOD } else { QOS_WAIT };
+        }
+        let changed = self.changed.take_if(|at| *at <= now).is_some();
+        (known && (anew || changed)).then_some(anew)
     }
 }
 
@@ -199,8 +245,8 @@ impl Enforced {
     }
 }
 
-/// Shares of the burstable level, and what memory the levels keep, after the set of pods has changed.
-pub async fn set_qos(node: &NodeContext, pods: &[Arc<Pod>]) {
+/// Shares of the burstable level, and what memory the levels keep. `anew`: also where the same was written last.
+pub async fn set_qos(node: &NodeContext, pods: &[Arc<Pod>], anew: bool) {
     let pods = || pods.iter().map(|p| &**p);
     let levels = node.facts().memory_qos.map(|qos| qos.of_levels(pods()));
     if let Some(levels) = levels {
@@ -218,7 +264,7 @@ pub async fn set_qos(node: &NodeContext, pods: &[Arc<Pod>]) {
     };
     // One after the other: kubelet-volnetd works on calls side by side, and older values must not be those that stay.
     let mut written = node.cgroups.qos_written.lock().await;
-    if *written == Some(request) || node.cgroups.wait_ready().await.is_none() {
+    if (*written == Some(request) && !anew) || node.cgroups.wait_ready().await.is_none() {
         return;
     }
     match node.volnetd.set_qos(&CallContext::new(), request).await {
@@ -233,6 +279,25 @@ pub async fn set_qos(node: &NodeContext, pods: &[Arc<Pod>]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_of_the_levels_follow_changes_and_are_written_anew_each_minute() {
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        let mut times = QosTimes::new(start);
+        assert_eq!((times.take_due(at(199), true), times.next()), (None, at(200)));
+        // Nothing is known of any pod.
+        assert_eq!((times.take_due(at(200), false), times.next()), (None, at(5200)));
+        assert_eq!((times.take_due(at(5200), true), times.next()), (Some(true), at(65_200)));
+        times.soon(at(6000));
+        times.soon(at(6100));
+        assert_eq!((times.take_due(at(6199), true), times.next()), (None, at(6200)));
+        assert_eq!((times.take_due(at(6200), true), times.next()), (Some(false), at(65_200)));
+        times.soon(at(65_100));
+        assert_eq!((times.take_due(at(65_300), true), times.next()), (Some(true), at(125_300)), "both at once");
+        times.anew_soon(at(66_000));
+        assert_eq!((times.take_due(at(66_200), true), times.next()), (Some(true), at(126_200)));
+    }
 
     #[test]
     fn what_became_of_limits_is_told_in_upstreams_words() {
