@@ -1,5 +1,6 @@
 //! Ports of the host that two pods cannot both have (upstream scheduler plugin `nodeports`).
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::ContainerPort;
@@ -23,12 +24,79 @@ fn host_port(port: &ContainerPort) -> Option<HostPort<'_>> {
     Some((address, protocol, number))
 }
 
-fn collide(a: HostPort<'_>, b: HostPort<'_>) -> bool {
-    a.1 == b.1 && a.2 == b.2 && (a.0.is_empty() || b.0.is_empty() || a.0 == b.0)
+/// Addresses at which a port of a protocol is taken.
+#[derive(Debug, Default)]
+struct Taken<'a> {
+    at_all: bool,
+    at: HashSet<&'a str>,
+}
+
+impl Taken<'_> {
+    fn collides(&self, address: &str) -> bool {
+        self.at_all || (address.is_empty() && !self.at.is_empty()) || self.at.contains(address)
+    }
 }
 
 pub(super) fn check(pod: &Pod, others: &[Arc<Pod>]) -> Option<Obstacle> {
-    let taken = |own| others.iter().any(|other| host_ports(other).any(|theirs| collide(own, theirs)));
+    let mut own = host_ports(pod).peekable();
+    own.peek()?;
+    let mut taken: HashMap<(&str, i32), Taken<'_>> = HashMap::new();
+    for (address, protocol, number) in others.iter().flat_map(|other| host_ports(other)) {
+        let taken = taken.entry((protocol, number)).or_default();
+        if address.is_empty() {
+            taken.at_all = true;
+        } else {
+            taken.at.insert(address);
+        }
+    }
+    let collides = own
+        .any(|(address, protocol, number)| taken.get(&(protocol, number)).is_some_and(|taken| taken.collides(address)));
     let message = "node(s) didn't have free ports for the requested pod ports";
-    host_ports(pod).any(taken).then_some(Obstacle::Predicate { name: "NodePorts", message })
+    collides.then_some(Obstacle::Predicate { name: "NodePorts", message })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(ports: &[(&str, &str, i32)]) -> Pod {
+        let port = |(address, protocol, number): &(&str, &str, i32)| json!({"containerPort": 1, "hostIP": address, "protocol": protocol, "hostPort": number});
+        let ports: Vec<_> = ports.iter().map(port).collect();
+        serde_json::from_value(json!({"spec": {"containers": [{"name": "c", "ports": ports}]}})).unwrap()
+    }
+
+    #[test]
+    fn ports_at_an_address_collide_with_those_at_all_and_at_the_same() {
+        let other = [Arc::new(pod(&[("", "TCP", 80), ("10.0.0.1", "UDP", 53), ("0.0.0.0", "", 443)]))];
+        for (own, collides) in [
+            (("", "TCP", 80), true),
+            (("10.0.0.1", "TCP", 80), true),
+            (("10.0.0.1", "TCP", 443), true),
+            (("", "UDP", 80), false),
+            (("", "UDP", 53), true),
+            (("0.0.0.0", "UDP", 53), true),
+            (("10.0.0.1", "UDP", 53), true),
+            (("10.0.0.2", "UDP", 53), false),
+            (("10.0.0.1", "UDP", 54), false),
+            (("", "TCP", 0), false),
+        ] {
+            assert_eq!(check(&pod(&[own]), &other).is_some(), collides, "{own:?}");
+        }
+    }
+
+    /// As many as objects have room for: each with each would take minutes.
+    #[test]
+    fn many_ports_take_no_long_time() {
+        let at = |subnet: i32| -> Vec<(String, i32)> {
+            (0..40_000).map(|n| (format!("10.{subnet}.{}.{}", n % 256, n / 256), 1 + n)).collect()
+        };
+        let pods = [1, 2, 3].map(|subnet| {
+            let ports = at(subnet);
+            let ports: Vec<_> = ports.iter().map(|(address, number)| (address.as_str(), "TCP", *number)).collect();
+            Arc::new(pod(&ports))
+        });
+        assert!(check(&pods[0], &pods[1..]).is_none());
+    }
 }

@@ -1,11 +1,13 @@
 //! DNS settings of a pod: the node's resolv.conf, the cluster's servers, the pod's policy and additions, and the limits
 //! of common resolvers. The runtime writes the file; upstream `pkg/kubelet/network/dns/dns.go` has the rules.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use bulkhead_cri::v1;
-use k8s_openapi::api::core::v1::PodDNSConfig;
+use k8s_openapi::api::core::v1::{PodDNSConfig, PodDNSConfigOption};
 use kubelet_model::v1::Pod;
 
 use kubelet_model::events::{EventType, NodeEvent, PodEvent};
@@ -94,7 +96,7 @@ impl ResolvConf {
                     conf.searches =
                         words.filter(|w| *w != ".").map(|w| w.strip_suffix('.').unwrap_or(w).to_owned()).collect();
                 }
-                Some("options") => words.for_each(|option| set_option(&mut conf.options, option.to_owned())),
+                Some("options") => set_options(&mut conf.options, words.map(str::to_owned)),
                 _ => {}
             }
         }
@@ -106,11 +108,18 @@ fn option_name(option: &str) -> &str {
     option.split(':').next().unwrap_or(option)
 }
 
-/// Replaces the option of that name, in its place, or appends it.
-fn set_option(options: &mut Vec<String>, option: String) {
-    match options.iter_mut().find(|o| option_name(o) == option_name(&option)) {
-        Some(old) => *old = option,
-        None => options.push(option),
+/// Each replaces the option of its name, in its place, or is appended. Of a pod there may be as many as its object has room for.
+fn set_options(options: &mut Vec<String>, more: impl IntoIterator<Item = String>) {
+    let named = |(place, option): (usize, &String)| (option_name(option).to_owned(), place);
+    let mut places: HashMap<String, usize> = options.iter().enumerate().map(named).collect();
+    for option in more {
+        match places.entry(option_name(&option).to_owned()) {
+            Entry::Occupied(place) => options[*place.get()] = option,
+            Entry::Vacant(place) => {
+                place.insert(options.len());
+                options.push(option);
+            }
+        }
     }
 }
 
@@ -196,14 +205,14 @@ fn add_own(config: &mut v1::DnsConfig, own: &PodDNSConfig) {
     let mut searches = Vec::new();
     append_new(&mut searches, config.searches.drain(..).chain(own.searches.iter().flatten().cloned()));
     config.searches = searches;
-    for option in own.options.iter().flatten() {
+    let text = |option: &PodDNSConfigOption| {
         let name = option.name.clone().unwrap_or_default();
-        let text = match option.value.as_deref() {
+        match option.value.as_deref() {
             None | Some("") => name,
             Some(value) => format!("{name}:{value}"),
-        };
-        set_option(&mut config.options, text);
-    }
+        }
+    };
+    set_options(&mut config.options, own.options.iter().flatten().map(text));
 }
 
 /// Cuts what resolvers would not take; each cut is one message.
@@ -267,6 +276,15 @@ fn exceeded_limit(path: &Path, host: &ResolvConf, cluster: bool) -> Option<Strin
 mod tests {
     use super::*;
     use kubelet_model::node_facts::HostFacts;
+
+    /// As many as an object has room for: each with each would take minutes.
+    #[test]
+    fn many_options_take_no_long_time() {
+        let mut options = vec!["ndots:5".to_owned()];
+        let own = (0..180_000).map(|number| format!("{number}:1"));
+        set_options(&mut options, own.chain(["ndots:1", "7", "7:2"].map(String::from)));
+        assert_eq!((options.len(), &*options[0], &*options[8]), (180_001, "ndots:1", "7:2"));
+    }
 
     fn run(spec: serde_json::Value, host: &str, change: impl Fn(&mut NodeFacts)) -> (v1::DnsConfig, Vec<PodEvent>) {
         let dns = all(spec, host, change);

@@ -1,5 +1,6 @@
 //! CRI's PodSandboxConfig from a pod and what is known of the node. Pure; the recorded requests of upstream are its spec.
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 
 use bulkhead_cri::v1;
@@ -76,7 +77,7 @@ pub fn sandbox_plan(
 
 /// Ports of one container; a name (or, unnamed, the same mapping) counts once.
 fn port_mappings(container: &Container) -> Vec<v1::PortMapping> {
-    let mut seen = Vec::new();
+    let mut seen = HashSet::new();
     let mut mappings = Vec::new();
     for port in container.ports.iter().flatten() {
         let host_ip = port.host_ip.clone().unwrap_or_default();
@@ -93,10 +94,9 @@ fn port_mappings(container: &Container) -> Vec<v1::PortMapping> {
                 format!("{family}-{protocol}-{host_ip}:{}:{host_port}", port.container_port)
             }
         };
-        if seen.contains(&name) {
+        if !seen.insert(name) {
             continue;
         }
-        seen.push(name);
         let protocol = match protocol {
             "UDP" => v1::Protocol::Udp,
             "SCTP" => v1::Protocol::Sctp,

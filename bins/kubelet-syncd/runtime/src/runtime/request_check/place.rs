@@ -1,12 +1,11 @@
 //! Whose a sandbox or container is and where it belongs: names, labels, cgroup, logs, handler, kernel parameters, ports.
 //! A request under another pod's name, or into another pod's cgroup, would take what is that pod's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 use bulkhead_cri::v1;
 use k8s_openapi::api::core::v1::ContainerPort;
-use kubelet_model::v1::Container;
 
 use super::{Checked, RequestContext, Starting, must};
 
@@ -34,12 +33,12 @@ pub(super) fn sandbox(known: &RequestContext<'_>, asked: &v1::PodSandboxConfig) 
     let linux = asked.linux.clone().unwrap_or_default();
     cgroup(known, &linux.cgroup_parent)?;
     let wanted = known.context().sysctls.unwrap_or_default();
-    let more = linux
-        .sysctls
-        .iter()
-        .find(|(name, value)| !wanted.iter().any(|sysctl| same_sysctl(&sysctl.name, name) && sysctl.value == **value));
+    let wanted: HashSet<_> = wanted.iter().map(|sysctl| (sysctl_path(&sysctl.name), &*sysctl.value)).collect();
+    let more = linux.sysctls.iter().find(|(name, value)| !wanted.contains(&(sysctl_path(name), value.as_str())));
     must(more.is_none(), "sysctls", more, "those of the spec")?;
-    let more = asked.port_mappings.iter().find(|port| port.host_port != 0 && !wants_port(known, port));
+    let wanted = host_ports(known);
+    let of = |port: &v1::PortMapping| (port.host_port, port.container_port, port.protocol, port.host_ip.clone());
+    let more = asked.port_mappings.iter().find(|port| port.host_port != 0 && !wanted.contains(&of(port)));
     let shown = more.map(|port| format!("{}:{}", port.host_ip, port.host_port));
     must(more.is_none(), "port_mappings", shown, "the host ports of the spec")
 }
@@ -58,34 +57,32 @@ fn cgroup(known: &RequestContext<'_>, asked: &str) -> Checked {
 }
 
 /// The name as files below /proc/sys have it: `net/ipv4/conf/eth0.1/x` is `net.ipv4.conf.eth0/1.x`.
-fn same_sysctl(wanted: &str, asked: &str) -> bool {
-    let path = |name: &str| -> String {
-        let by_dots = name.chars().find(|c| matches!(c, '.' | '/')) != Some('/');
-        let swap = |c| match c {
-            '.' => '/',
-            '/' => '.',
-            other => other,
-        };
-        if by_dots { name.chars().map(swap).collect() } else { name.to_owned() }
+fn sysctl_path(name: &str) -> String {
+    let by_dots = name.chars().find(|c| matches!(c, '.' | '/')) != Some('/');
+    let swap = |c| match c {
+        '.' => '/',
+        '/' => '.',
+        other => other,
     };
-    path(wanted) == path(asked)
+    if by_dots { name.chars().map(swap).collect() } else { name.to_owned() }
 }
 
-fn wants_port(known: &RequestContext<'_>, asked: &v1::PortMapping) -> bool {
-    let Some(spec) = &known.pod.spec else { return false };
+/// Port of the host, port of the container, protocol and address.
+type HostPort = (i32, i32, i32, String);
+
+fn host_ports(known: &RequestContext<'_>) -> HashSet<HostPort> {
     let protocol = |port: &ContainerPort| match port.protocol.as_deref() {
         Some("UDP") => v1::Protocol::Udp,
         Some("SCTP") => v1::Protocol::Sctp,
         _ => v1::Protocol::Tcp,
     };
-    let wants = |port: &ContainerPort| {
-        port.host_port == Some(asked.host_port)
-            && port.container_port == asked.container_port
-            && i32::from(protocol(port)) == asked.protocol
-            && port.host_ip.as_deref().unwrap_or_default() == asked.host_ip
+    let of = |port: &ContainerPort| {
+        let address = port.host_ip.clone().unwrap_or_default();
+        Some((port.host_port?, port.container_port, protocol(port).into(), address))
     };
-    let of = |container: &Container| container.ports.iter().flatten().any(wants);
-    spec.containers.iter().any(of) || spec.init_containers.iter().flatten().any(of)
+    let containers =
+        known.pod.spec.iter().flat_map(|spec| spec.containers.iter().chain(spec.init_containers.iter().flatten()));
+    containers.flat_map(|container| container.ports.iter().flatten()).filter_map(of).collect()
 }
 
 /// Labels say whose it is to everybody who looks at the runtime.

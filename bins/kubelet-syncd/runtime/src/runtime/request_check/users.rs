@@ -1,5 +1,7 @@
 //! User and groups: exactly the spec's, else the image's; never root where the spec forbids it.
 
+use std::collections::BTreeSet;
+
 use bulkhead_cri::v1;
 
 use super::{Checked, RequestContext, Starting, must};
@@ -55,7 +57,7 @@ pub(super) fn sandbox(known: &RequestContext<'_>, asked: &v1::LinuxSandboxSecuri
 
 fn groups(known: &RequestContext<'_>, asked: &[i64], policy: i32) -> Checked {
     let pod = known.context();
-    let mut allowed = pod.supplemental_groups.unwrap_or_default();
+    let mut allowed: BTreeSet<i64> = pod.supplemental_groups.into_iter().flatten().collect();
     allowed.extend(pod.fs_group);
     allowed.extend(&known.runtime.volume_groups);
     let more = asked.iter().find(|group| !allowed.contains(group));
