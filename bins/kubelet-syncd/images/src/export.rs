@@ -149,7 +149,6 @@ mod tests {
     use bulkhead_ipc::limits::{Gate, Limits};
     use bulkhead_ipc::peers::PeerUsers;
     use jiff::Timestamp;
-    use std::os::unix::fs::MetadataExt as _;
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -196,13 +195,17 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let socket = folder.path().join("broker.sock");
             let users = Arc::new(PeerUsers {
-                syncd: std::fs::metadata(folder.path()).unwrap().uid(),
+                syncd: rustix::process::geteuid().as_raw(),
                 evictiond: 1_000_001,
                 statusd: 1_000_002,
                 pods_cgroup: "/no-such/kubepods".into(),
                 no_pods: None,
             });
-            let listener = bulkhead_sys::scm::listen(&socket, 0o600).unwrap();
+            let flags = rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK;
+            let (unix, packets) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET);
+            let listener = rustix::net::socket_with(unix, packets, flags, None).unwrap();
+            rustix::net::bind(&listener, &rustix::net::SocketAddrUnix::new(&socket).unwrap()).unwrap();
+            rustix::net::listen(&listener, 8).unwrap();
             let machine = Machine {
                 disk: Arc::default(),
                 files: Arc::default(),
