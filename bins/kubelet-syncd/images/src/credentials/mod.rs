@@ -17,7 +17,7 @@ use k8s_openapi::api::core::v1::Secret;
 use sha2::{Digest as _, Sha256};
 
 use self::docker_config::Entry;
-use self::matching::names_to_match;
+use self::matching::{Pattern, names_to_match};
 use self::node_files::NodeFiles;
 use self::provider::{Provider, ServiceAccountToken};
 use super::Credential;
@@ -29,6 +29,11 @@ use kubelet_model::pod::labels::go_json_string;
 
 /// TokenRequest's default, for providers that get a token.
 const TOKEN_SECONDS: i64 = 3600;
+
+/// Each credential is tried with the registry: more of the pod's secrets are not.
+const CREDENTIALS_MAX: usize = 256;
+/// Of the pod's secrets so many are in memory at a time. One may be of 1 MiB, and a pod may name thousands.
+const SECRETS_AT_ONCE: usize = 8;
 
 /// For whom an image is pulled.
 #[derive(Debug, Clone, Copy)]
@@ -71,29 +76,8 @@ impl Keyring {
     /// Credentials for `repository` (`registry.test/team/app`, without tag and digest).
     pub async fn find(&self, puller: Puller<'_>, repository: &str) -> FoundCredentials {
         let mut found = FoundCredentials::default();
-        let wanted =
-            ObjectReferences { secrets: puller.secrets.iter().cloned().collect(), ..ObjectReferences::default() };
-        let objects = named_objects::fetch(&*self.objects, puller.namespace, wanted).await;
-        let mut secrets = Vec::new();
-        let mut seen = HashSet::new();
-        // A name that stands there again gives nothing new, and its secret may be large.
-        for name in puller.secrets.iter().filter(|name| seen.insert(name.as_str())) {
-            let entries = match objects.secret(name) {
-                Ok(secret) => entries_of(secret).map(|entries| (secret, entries)),
-                Err(error) => {
-                    tracing::info!(secret = name, %error, "an image pull secret is not to be had");
-                    None
-                }
-            };
-            match entries {
-                Some((secret, entries)) => secrets.extend(entries.into_iter().map(|entry| {
-                    let source = secret_source(puller.namespace, secret, &entry);
-                    (entry, Some(source))
-                })),
-                None => found.missing_secrets.push(name.clone()),
-            }
-        }
         let names = names_to_match(repository);
+        let secrets = self.of_secrets(puller, &names, &mut found.missing_secrets).await;
         add(&mut found.credentials, &secrets, &names);
         add(&mut found.credentials, &sourced(self.files.entries().await.iter().cloned(), None), &names);
         for provider in self.providers.iter().filter(|p| names.iter().any(|name| p.serves(name))) {
@@ -114,6 +98,43 @@ impl Keyring {
             match provider.credentials(repository, token.as_ref()).await {
                 Ok(entries) => add(&mut found.credentials, &sourced(entries.iter().cloned(), source), &names),
                 Err(error) => found.provider_problems.push(error.to_string()),
+            }
+        }
+        found
+    }
+
+    /// What the pod's secrets have for these names, the more special first and no more than can be tried.
+    async fn of_secrets(&self, puller: Puller<'_>, names: &[String], missing: &mut Vec<String>) -> Vec<Sourced> {
+        let mut found = Vec::new();
+        let mut seen = HashSet::new();
+        // A name that stands there again gives nothing new, and its secret may be large.
+        let each: Vec<&String> = puller.secrets.iter().filter(|name| seen.insert(name.as_str())).collect();
+        for some in each.chunks(SECRETS_AT_ONCE) {
+            let wanted = some.iter().map(|name| (*name).clone()).collect();
+            let wanted = ObjectReferences { secrets: wanted, ..ObjectReferences::default() };
+            let objects = named_objects::fetch(&*self.objects, puller.namespace, wanted).await;
+            for name in some {
+                let entries = match objects.secret(name) {
+                    Ok(secret) => entries_of(secret, names).map(|entries| (secret, entries)),
+                    Err(error) => {
+                        tracing::info!(secret = name, %error, "an image pull secret is not to be had");
+                        None
+                    }
+                };
+                let Some((secret, mut entries)) = entries else {
+                    missing.push((*name).clone());
+                    continue;
+                };
+                entries.sort_by(|a, b| a.pattern.rank().cmp(&b.pattern.rank()));
+                entries.truncate(CREDENTIALS_MAX);
+                found.extend(entries.into_iter().map(|entry| {
+                    let source = secret_source(puller.namespace, secret, &entry);
+                    (entry, Some(source))
+                }));
+                found.sort_by(|(a, _), (b, _)| a.pattern.rank().cmp(&b.pattern.rank()));
+                found.truncate(CREDENTIALS_MAX);
+                // A large one has taken its time.
+                tokio::task::yield_now().await;
             }
         }
         found
@@ -209,13 +230,14 @@ fn add(credentials: &mut Vec<Credential>, entries: &[Sourced], names: &[String])
     }
 }
 
-/// Of a secret of one of the two types; `None` when it is another one or cannot be read.
-fn entries_of(secret: &Secret) -> Option<Vec<Entry>> {
+/// What a secret of one of the two types has for these names; `None` when it is another one or cannot be read.
+fn entries_of(secret: &Secret, names: &[String]) -> Option<Vec<Entry>> {
+    let wanted = |pattern: &Pattern| names.iter().any(|name| pattern.matches(name));
     let data = |key: &str| secret.data.as_ref()?.get(key).map(|bytes| bytes.0.as_slice());
     let name = secret.metadata.name.as_deref().unwrap_or_default();
     let parsed = match secret.type_.as_deref() {
-        Some("kubernetes.io/dockerconfigjson") => docker_config::config_json(data(".dockerconfigjson")?),
-        Some("kubernetes.io/dockercfg") => docker_config::dockercfg(data(".dockercfg")?),
+        Some("kubernetes.io/dockerconfigjson") => docker_config::config_json(data(".dockerconfigjson")?, wanted),
+        Some("kubernetes.io/dockercfg") => docker_config::dockercfg(data(".dockercfg")?, wanted),
         other => {
             tracing::info!(secret = name, kind = other, "an image pull secret is of another type");
             return None;
@@ -275,11 +297,12 @@ mod tests {
             ..Secret::default()
         };
         let json = r#"{"auths":{"r.test":{"username":"u","password":"p"}}}"#;
+        let names = ["r.test/app".to_owned()];
         let plain = r#"{"r.test":{"username":"u","password":"p"}}"#;
-        assert!(entries_of(&secret("kubernetes.io/dockerconfigjson", ".dockerconfigjson", json)).is_some());
-        assert!(entries_of(&secret("kubernetes.io/dockercfg", ".dockercfg", plain)).is_some());
-        assert!(entries_of(&secret("Opaque", ".dockerconfigjson", json)).is_none());
-        assert!(entries_of(&secret("kubernetes.io/dockercfg", "other", plain)).is_none());
+        assert!(entries_of(&secret("kubernetes.io/dockerconfigjson", ".dockerconfigjson", json), &names).is_some());
+        assert!(entries_of(&secret("kubernetes.io/dockercfg", ".dockercfg", plain), &names).is_some());
+        assert!(entries_of(&secret("Opaque", ".dockerconfigjson", json), &names).is_none());
+        assert!(entries_of(&secret("kubernetes.io/dockercfg", "other", plain), &names).is_none());
     }
 
     #[tokio::test]

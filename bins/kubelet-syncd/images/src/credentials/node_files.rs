@@ -69,8 +69,12 @@ impl NodeFiles {
                 tracing::warn!(%error, index, "registry credentials could not be read");
                 continue;
             }
-            let parse = if index < CONFIG_JSON_PLACES { docker_config::config_json } else { docker_config::dockercfg };
-            match parse(&text) {
+            let entries = if index < CONFIG_JSON_PLACES {
+                docker_config::config_json(&text, |_| true)
+            } else {
+                docker_config::dockercfg(&text, |_| true)
+            };
+            match entries {
                 Ok(entries) => return Some(entries.into()),
                 Err(error) => tracing::warn!(%error, index, "the node's registry credentials cannot be used"),
             }
