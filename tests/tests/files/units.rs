@@ -186,6 +186,27 @@ fn systemd_understands_every_line() {
     assert!(good && said.trim().is_empty(), "{said}");
 }
 
+/// Drop-ins that others write for the Kubernetes package's unit: of the project's guide to an etcd cluster of kubeadm's, of
+/// its page about the watchdog, and of those who have it tell of its readiness.
+#[test]
+fn drop_ins_for_the_kubernetes_unit_fit_ours() {
+    bulkhead_testkit::machine::ensure_installed_for_tests(&|_: &str| ()).unwrap();
+    let root = installed();
+    let service = root.path().join("usr/lib/systemd/system/kubelet.service").display().to_string();
+    let folder = root.path().join("etc/systemd/system/kubelet.service.d");
+    std::fs::create_dir_all(&folder).unwrap();
+    for lines in [
+        "ExecStart=\nExecStart=/usr/bin/kubelet --config=/etc/systemd/system/kubelet.service.d/kubelet.conf\nRestart=always\n",
+        "WatchdogSec=30s\nRestart=on-failure\n",
+        "Type=notify\nRestart=always\n",
+        "CPUAccounting=true\nMemoryAccounting=true\n",
+    ] {
+        std::fs::write(folder.join("20-others.conf"), format!("[Service]\n{lines}")).unwrap();
+        let (good, said) = analyze(root.path(), &["verify", "--man=no", &service]);
+        assert!(good && said.trim().is_empty(), "{lines}\n{said}");
+    }
+}
+
 #[test]
 fn at_a_boot_nothing_waits_for_itself() {
     bulkhead_testkit::machine::ensure_installed_for_tests(&|_: &str| ()).unwrap();
@@ -327,7 +348,11 @@ fn what_must_not_differ_between_the_services_does_not() {
         let program = started.trim_start_matches('@').split(' ').next().unwrap();
         assert_eq!(program, format!("/usr/libexec/bulkhead/{service}"));
         // Who looks for the kubelet's process (`pidof kubelet`) is to find the one that mounts, and no other.
-        assert_eq!(started.starts_with('@') && started.contains(" kubelet "), service == "kubelet-volnetd", "{started}");
+        assert_eq!(
+            started.starts_with('@') && started.contains(" kubelet "),
+            service == "kubelet-volnetd",
+            "{started}"
+        );
         assert!(values(&text, "Requires").contains(&"kubelet.service"), "{service}");
     }
 }

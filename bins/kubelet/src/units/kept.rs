@@ -71,13 +71,14 @@ impl KeptLocks {
             .map_err(KeepError::Give)
     }
 
-    /// Says how the service is and waits until systemd has read everything: it believes no process that has ended.
+    /// Says that the service is up, and how it is, and waits until systemd has read everything: it believes no process that
+    /// has ended.
     ///
     /// # Errors
     /// It does not answer.
     pub fn finish(self, status: &str) -> Result<(), KeepError> {
         let (ours, theirs) = std::io::pipe().map_err(KeepError::Give)?;
-        sd_notify::notify(&[NotifyState::Status(status)]).map_err(KeepError::Give)?;
+        sd_notify::notify(&last_words(status)).map_err(KeepError::Give)?;
         // It closes the descriptor once it comes to this message (sd_notify(3), BARRIER=1).
         notify::barrier(theirs.as_fd()).map_err(KeepError::Give)?;
         drop(theirs);
@@ -91,5 +92,24 @@ impl KeptLocks {
                 Err(error) => return Err(KeepError::Give(error.into())),
             }
         }
+    }
+}
+
+/// With READY=1 systemd starts the daemons; that the process ends then is all right (`RemainAfterExit=yes`).
+fn last_words(status: &str) -> [NotifyState<'_>; 2] {
+    [NotifyState::Status(status), NotifyState::Ready]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_unit_waits_for_is_said_last() {
+        let unit = include_str!("../../../../systemd/kubelet.service");
+        for line in ["Type=notify", "NotifyAccess=main", "RemainAfterExit=yes"] {
+            assert!(unit.lines().any(|there| there == line), "{line}");
+        }
+        assert!(matches!(last_words("Node a"), [NotifyState::Status("Node a"), NotifyState::Ready]));
     }
 }
