@@ -10,6 +10,34 @@ use bulkhead_testkit::{LONG, build, eventually, package};
 
 /// The name of our package.
 pub const PACKAGE: &str = "bulkhead";
+/// The Kubernetes package of the kubelet, as far as it meets ours, with its scripts as debbuild makes them of
+/// `%systemd_post`, `%systemd_preun` and `%systemd_postun` (kubernetes/release, kubelet.spec): nothing starts the service.
+const KUBERNETES_PACKAGE: &[(&str, &str, u32)] = &[
+    ("/usr/bin/kubelet", "#!/bin/sh\nexec sleep infinity\n", 0o755),
+    (
+        "/usr/lib/systemd/system/kubelet.service",
+        "[Unit]\nDescription=another kubelet\n[Service]\nExecStart=/usr/bin/kubelet\nRestart=always\nRestartSec=10\n\
+         [Install]\nWantedBy=multi-user.target\n",
+        0o600,
+    ),
+    ("/etc/default/kubelet", "KUBELET_EXTRA_ARGS=\n", 0o644),
+    ("/etc/kubernetes/manifests/.kubelet-keep", "", 0o644),
+    ("/var/lib/kubelet/.kubelet-keep", "", 0o644),
+    ("DEBIAN/conffiles", "/etc/default/kubelet\n", 0o644),
+    (
+        "DEBIAN/postinst",
+        "#!/bin/sh\nif [ \"$1\" = configure ]; then systemctl preset kubelet.service >/dev/null 2>&1 || :; fi\n",
+        0o755,
+    ),
+    (
+        "DEBIAN/prerm",
+        "#!/bin/sh\nif [ \"$1\" = remove ] || [ \"$1\" = purge ]; then\n\
+         systemctl --no-reload disable kubelet.service >/dev/null 2>&1 || :\n\
+         systemctl stop kubelet.service >/dev/null 2>&1 || :\nfi\n",
+        0o755,
+    ),
+    ("DEBIAN/postrm", "#!/bin/sh\nsystemctl daemon-reload >/dev/null 2>&1 || :\n", 0o755),
+];
 
 /// Makes the package of the programs under test, without compressing it well.
 ///
@@ -71,6 +99,14 @@ pub fn stand_in(machine: &Machine, control: &str, files: &[(&str, &str, u32)]) -
         .context("starting dpkg-deb")?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Ok(target)
+}
+
+/// A stand-in for the Kubernetes package of the kubelet.
+///
+/// # Errors
+/// What dpkg-deb said.
+pub fn kubernetes_package(machine: &Machine) -> Result<PathBuf> {
+    stand_in(machine, "Package: kubelet\nVersion: 1.36.1-1.1\n", KUBERNETES_PACKAGE)
 }
 
 /// Installs a package as an administrator does, answering no question; gives what was said.

@@ -14,10 +14,6 @@ use bulkhead_tests::installed::{self, apt, processes, wait_pod};
 use bulkhead_tests::joined::{create, wait_node, wait_ready};
 use bulkhead_tests::systemd_machine;
 
-/// The Kubernetes package of the kubelet, as far as it meets ours.
-const UPSTREAMS: &str = "Package: kubelet\nVersion: 1.36.1-1.1\n";
-const UPSTREAMS_UNIT: &str = "[Unit]\nDescription=another kubelet\n[Service]\nExecStart=/usr/bin/kubelet\nRestart=always\n\
-                              RestartSec=10\n[Install]\nWantedBy=multi-user.target\n";
 /// This machine has cgroup v1 and swap, which a node has not: flags win over what the guide's configuration says.
 const OF_THIS_MACHINE: &str = "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet --fail-cgroupv1=false --fail-swap-on=false \
                                --cgroup-driver=cgroupfs --v=2 $KUBELET_CONFIG_ARGS $KUBELET_EXTRA_ARGS\n";
@@ -86,6 +82,7 @@ fn the_guide_is_right_word_by_word() -> Result<()> {
     ensure!(unit.active == "active" && machine.outside("/etc/default/kubelet").exists(), "{unit:?}");
     ensure!(machine.check(&["systemctl", "is-enabled", "kubelet"])? == "enabled\n");
     untouched("a purge beside the other one")?;
+    ensure!(machine.check(&["apt-mark", "showhold"])? == "kubelet\n", "as on most nodes");
     let coming = "Coming from upstream's kubelet";
     let before = guide.run(&machine, coming, &["ls ", "grep "])?;
     ensure!(!before.stdout.contains("kubernetes.io~"), "{}", before.stdout);
@@ -122,16 +119,7 @@ fn at_hand(machine: &Machine) -> Result<()> {
     }
     machine.write("/etc/apt/apt.conf.d/99answers", b"APT::Get::Assume-Yes \"true\";\n", 0o644)?;
 
-    let files = [
-        ("/usr/bin/kubelet", "#!/bin/sh\nexec sleep infinity\n", 0o755),
-        ("/usr/lib/systemd/system/kubelet.service", UPSTREAMS_UNIT, 0o644),
-        ("/etc/default/kubelet", "KUBELET_EXTRA_ARGS=\n", 0o644),
-        ("/var/lib/kubelet/.kubelet-keep", "", 0o644),
-        ("DEBIAN/conffiles", "/etc/default/kubelet\n", 0o644),
-        ("DEBIAN/postinst", "#!/bin/sh\nsystemctl daemon-reload\nsystemctl enable --now kubelet\n", 0o755),
-        ("DEBIAN/prerm", "#!/bin/sh\nsystemctl disable --now kubelet\n", 0o755),
-    ];
-    let upstreams = installed::stand_in(machine, UPSTREAMS, &files)?;
+    let upstreams = installed::kubernetes_package(machine)?;
     let archive = machine.outside("/opt/kubernetes");
     std::fs::create_dir_all(&archive)?;
     std::fs::copy(&upstreams, archive.join("kubelet.deb"))?;

@@ -16,10 +16,12 @@ const DEFAULTS: &str = "/etc/default/kubelet";
 /// A unit for containerd that does not say what systemd is to end with it.
 const SILENT: &str = "/etc/systemd/system/containerd.service";
 const STATE: &str = "/var/lib/kubelet/bulkhead";
-/// What a Kubernetes package of the kubelet brings, as far as it meets ours.
-const OTHER: &str = "Package: kubelet\nVersion: 1.36.1-1.1\n";
-const OTHER_UNIT: &str = "[Unit]\nDescription=another kubelet\n[Service]\nExecStart=/usr/bin/kubelet\nRestart=always\nRestartSec=10\n\
-                          [Install]\nWantedBy=multi-user.target\n";
+/// What deb-systemd-helper noted for the Kubernetes packages up to 1.28, and which those after them leave where it is.
+const NOTES: &str = "/var/lib/systemd/deb-systemd-helper-enabled";
+const ENABLED: &str = "multi-user.target.wants/kubelet.service";
+/// The drop-in of the Kubernetes project's guide "Set up a High Availability etcd cluster with kubeadm".
+const ETCD_MANAGER: &str = "[Service]\nExecStart=\n\
+                            ExecStart=/usr/bin/kubelet --config=/etc/systemd/system/kubelet.service.d/kubelet.conf\nRestart=always\n";
 
 #[test]
 fn installed_upgraded_removed_purged_and_installed_again() -> Result<()> {
@@ -49,6 +51,8 @@ fn installed_upgraded_removed_purged_and_installed_again() -> Result<()> {
         Ok(())
     };
 
+    as_the_manager_of_etcd(&machine)?;
+    untouched("a drop-in that was written for the other unit")?;
     containerd_restarts(&machine)?;
     untouched("restart of containerd")?;
     let runtime = machine.unit("containerd.service")?;
@@ -138,6 +142,31 @@ fn installed_upgraded_removed_purged_and_installed_again() -> Result<()> {
     machine.finish()
 }
 
+/// A drop-in that was written for the Kubernetes package's unit, with a command and `Restart=` of its own, fits ours.
+fn as_the_manager_of_etcd(machine: &Machine) -> Result<()> {
+    let folder = "/etc/systemd/system/kubelet.service.d";
+    // It ends in .conf, so systemd tries to read it too.
+    let config = format!("{:#}", machine.kubelet_config());
+    machine.write(&format!("{folder}/kubelet.conf"), config.as_bytes(), 0o644)?;
+    machine.drop_in("kubelet.service", "20-etcd-service-manager", ETCD_MANAGER)?;
+    machine.check(&["systemctl", "restart", "kubelet"])?;
+    machine.wait_healthy()?;
+    let shown = machine.check(&["systemctl", "show", "--property=Restart,LoadState,ExecStart", "kubelet"])?;
+    for word in ["Restart=always", "LoadState=loaded", "--config=/etc/systemd/system/kubelet.service.d/kubelet.conf"] {
+        ensure!(shown.contains(word), "{word} is not in {shown}");
+    }
+    eventually("it has ended, and is not restarted for that", SHORT, || {
+        let unit = machine.unit("kubelet.service")?;
+        ensure!(unit.active == "active" && unit.sub == "exited" && unit.restarts == 0, "{unit:?}");
+        Ok(())
+    })?;
+    knows_its_pod(machine)?;
+    std::fs::remove_dir_all(machine.outside(folder)).context("removing the drop-in")?;
+    machine.check(&["systemctl", "daemon-reload"])?;
+    machine.check(&["systemctl", "restart", "kubelet"])?;
+    machine.wait_healthy()
+}
+
 /// Under a unit that says nothing of it systemd would end every container with containerd: the drop-in says it, without a
 /// restart of its own.
 fn containerd_restarts(machine: &Machine) -> Result<()> {
@@ -159,18 +188,15 @@ fn containerd_restarts(machine: &Machine) -> Result<()> {
 
 /// apt exchanges the Kubernetes package for ours by itself, and what the administrator wrote in its file stays.
 fn in_place_of_another(machine: &Machine, package: &std::path::Path) -> Result<()> {
-    let files = [
-        ("/usr/bin/kubelet", "#!/bin/sh\nexec sleep infinity\n", 0o755),
-        ("/usr/lib/systemd/system/kubelet.service", OTHER_UNIT, 0o644),
-        (DEFAULTS, "KUBELET_EXTRA_ARGS=\n", 0o644),
-        ("/var/lib/kubelet/.kubelet-keep", "", 0o644),
-        ("DEBIAN/conffiles", "/etc/default/kubelet\n", 0o644),
-        ("DEBIAN/postinst", "#!/bin/sh\nsystemctl daemon-reload\nsystemctl enable --now kubelet\n", 0o755),
-        ("DEBIAN/prerm", "#!/bin/sh\nsystemctl disable --now kubelet\n", 0o755),
-    ];
-    let other = installed::stand_in(machine, OTHER, &files)?;
-    install(machine, &other)?;
-    ensure!(machine.check(&["systemctl", "is-active", "kubelet"])? == "active\n");
+    install(machine, &installed::kubernetes_package(machine)?)?;
+    ensure!(machine.check(&["systemctl", "is-enabled", "kubelet"])? == "enabled\n");
+    machine.check(&["systemctl", "start", "kubelet"])?;
+    machine.write(
+        &format!("{NOTES}/kubelet.service.dsh-also"),
+        format!("/etc/systemd/system/{ENABLED}\n").as_bytes(),
+        0o644,
+    )?;
+    machine.write(&format!("{NOTES}/{ENABLED}"), b"", 0o644)?;
     let needs_one = "Package: needs-a-kubelet\nVersion: 1\nDepends: kubelet (>= 1.35)\n";
     install(machine, &installed::stand_in(machine, needs_one, &[])?)?;
     machine.write(DEFAULTS, b"KUBELET_EXTRA_ARGS=--v=3\n", 0o644)?;
