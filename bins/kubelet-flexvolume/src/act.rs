@@ -1,7 +1,6 @@
 //! One question, one call of a driver.
 
 use std::ffi::OsString;
-use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -23,18 +22,17 @@ const CALL: Duration = Duration::from_secs(10 * 60);
 /// Where things are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Places {
-    /// The node's root directory, free of links: as kubelet-volnetd has it.
+    /// The node's root directory as the operator wrote it: drivers are told their paths by this name, as upstream tells them, for
+    /// one whose work a container does has no other. Links may be on its way and nowhere below it.
     pub root: PathBuf,
     /// `volumePluginDir`.
     pub drivers: PathBuf,
 }
 
 impl Places {
-    /// # Errors
-    /// The root directory cannot be resolved.
-    pub fn of(config: &NodeConfig) -> io::Result<Self> {
-        let root = std::fs::canonicalize(&config.paths.root_dir)?;
-        Ok(Places { root, drivers: PathBuf::from(&config.kubelet.volume_plugin_dir) })
+    pub fn of(config: &NodeConfig) -> Self {
+        let drivers = PathBuf::from(&config.kubelet.volume_plugin_dir);
+        Places { root: config.paths.root_dir.clone(), drivers }
     }
 }
 

@@ -46,7 +46,7 @@ fn places() -> Result<Option<Places>, Box<dyn Error>> {
     match arguments::parse("kubelet-flexvolume", ABOUT, std::env::args().skip(1))? {
         Arguments::Run { run_dir } => {
             let config = NodeConfig::load(&run_dir.join("config.json"))?;
-            Ok(Some(Places::of(&config)?))
+            Ok(Some(Places::of(&config)))
         }
         Arguments::Print(text) => {
             println!("{text}");

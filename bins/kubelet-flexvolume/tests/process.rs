@@ -35,17 +35,25 @@ impl Drop for World {
 impl World {
     /// As its launcher starts it.
     fn start() -> Option<Self> {
+        Self::named("root")
+    }
+
+    /// `name`: of the root directory, below the folder; another one than `root` is a link.
+    fn named(name: &str) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("left out: it takes root");
             return None;
         }
         let folder = tempfile::tempdir().unwrap();
-        let root = folder.path();
+        let root = &std::fs::canonicalize(folder.path()).unwrap();
         std::fs::set_permissions(root, std::fs::Permissions::from_mode(0o755)).unwrap();
         let mut config = NodeConfig::for_tests(root);
-        config.paths.root_dir = root.join("root");
+        config.paths.root_dir = root.join(name);
         config.kubelet.volume_plugin_dir = root.join("drivers").display().to_string();
         std::fs::create_dir_all(root.join("root/pods/p/volumes/v~d/data")).unwrap();
+        if name != "root" {
+            std::os::unix::fs::symlink("root", root.join(name)).unwrap();
+        }
         std::fs::create_dir_all(root.join("drivers")).unwrap();
         std::fs::create_dir_all(root.join("run")).unwrap();
         config.save(&root.join("run/config.json")).unwrap();
@@ -146,6 +154,20 @@ async fn a_driver_says_what_it_can_mounts_and_unmounts() {
     assert!(reply.outcome() == Outcome::Done && !is_mounted(&volume), "{reply:?}");
     let path = volume.display();
     assert_eq!(beside("calls"), format!("1 init \n3 mount {path}\n2 unmount {path}\n"));
+}
+
+/// Upstream only cleans the root directory's path, and drivers whose work a container does know no other one.
+#[tokio::test]
+async fn a_driver_is_told_the_root_directory_as_it_was_written() {
+    let Some(world) = World::named("linked") else { return };
+    let program = world.driver("v/d", TMPFS);
+    let volume = world.volume();
+    assert!(world.ask(&question(Act::Mount, "v/d")).await.outcome() == Outcome::Done && is_mounted(&volume));
+    assert!(world.ask(&question(Act::Unmount, "v/d")).await.outcome() == Outcome::Done && !is_mounted(&volume));
+    let calls = std::fs::read_to_string(program.with_file_name("calls")).unwrap();
+    let told = std::fs::canonicalize(world.folder.path()).unwrap().join("linked/pods/p/volumes/v~d/data");
+    let told = told.display();
+    assert!(calls.ends_with(&format!("3 mount {told}\n2 unmount {told}\n")), "{calls}");
 }
 
 const ATTACHES: &str = r#"echo "$@" >> "${0%/*}/calls"

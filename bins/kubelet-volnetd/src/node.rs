@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,7 @@ pub struct Settings {
     pub start_id: String,
     /// `root_dir` must be free of links: it is compared with mountinfo.
     pub paths: InstancePaths,
-    /// The root directory as the operator wrote it, by which plugins name their sockets.
+    /// The root directory as the operator wrote it, maybe with links on the way: others know it by this name alone ([`Settings::told`]).
     pub named_root_dir: PathBuf,
     /// `/var/log/containers`; not configurable upstream.
     pub container_links_dir: PathBuf,
@@ -165,6 +165,16 @@ impl Settings {
     /// It cannot be opened.
     pub fn pods_dir(&self) -> Result<OwnedFd, OpenError> {
         open::base_dir(&self.paths.pods())
+    }
+
+    /// A path as others are told it: below the root directory as the operator wrote it, which upstream only cleans (`NewMainKubelet`).
+    /// A driver in a container has what is mounted there under that name, and not what a link on the way leads to. A path that
+    /// lies elsewhere stays as it is.
+    pub fn told(&self, path: &Path) -> PathBuf {
+        match path.strip_prefix(&self.paths.root_dir) {
+            Ok(below) => self.named_root_dir.join(below),
+            Err(_) => path.to_owned(),
+        }
     }
 }
 

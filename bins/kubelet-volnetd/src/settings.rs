@@ -25,8 +25,8 @@ pub fn from_config(config: &NodeConfig) -> Result<Settings, SettingsError> {
     let driver = &config.kubelet.cgroup_driver;
     let mut paths = config.paths.clone();
     let named_root_dir = paths.root_dir.clone();
-    // Paths are compared with mountinfo, which shows none of the links on the way. A root directory that is not there
-    // yet is made by us, and its parents are resolved all the same.
+    // Paths are compared with mountinfo, which shows none of the links on the way; others are told them by the name that was
+    // written. A root directory that is not there yet is made by us, and its parents are resolved all the same.
     paths.root_dir =
         resolve(&paths.root_dir).map_err(|source| SettingsError::RootDir { path: paths.root_dir.clone(), source })?;
     Ok(Settings {
@@ -113,6 +113,17 @@ mod tests {
         config.cgroup_root = "/x".into();
         let settings = from_config(&config).unwrap();
         assert_eq!(settings.paths.root_dir, real.join("real/new/root"));
+        for (path, told) in [
+            (
+                "real/new/root/pods/u/volumes/kubernetes.io~csi/v/mount",
+                "link/new/root/pods/u/volumes/kubernetes.io~csi/v/mount",
+            ),
+            ("link/new/root/pods/u", "link/new/root/pods/u"),
+            ("real/new/root-2/pods", "real/new/root-2/pods"),
+            ("real/logs", "real/logs"),
+        ] {
+            assert_eq!(settings.told(&real.join(path)), real.join(told), "{path}");
+        }
         assert_eq!((settings.cgroup_root.as_str(), settings.cgroup_driver), ("/x", Driver::Cgroupfs));
         assert!(settings.cgroups_per_qos && settings.manifests.is_some());
         assert_eq!(settings.kubeconfig, None);

@@ -10,6 +10,7 @@ mod csi_leftovers;
 mod disks;
 mod flexvolume;
 mod life;
+mod linked_root;
 mod local;
 mod nfs;
 mod plugins;

@@ -40,7 +40,7 @@ fn listen(path: &Path) -> UnixListener {
 
 #[tokio::test(flavor = "current_thread")]
 async fn a_connection_is_passed_and_the_plugin_sees_root() {
-    let Some(world) = world().await else { return };
+    let Some(world) = world_by_a_link().await else { return };
     let root = world.dir.join("root");
     // 255 bytes with a newline, as bad as a name can be.
     let name = format!("{}\n.sock", "n".repeat(249));

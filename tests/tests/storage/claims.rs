@@ -340,7 +340,7 @@ fn the_group_of_a_volume_is_its_pods() -> Result<()> {
 }
 
 /// The volume and the claim as a resizer leaves them for the node.
-fn grow(scene: &Scene, name: &str) -> Result<()> {
+pub(crate) fn grow(scene: &Scene, name: &str) -> Result<()> {
     scene.cluster.patch(VOLUMES, "", name, &json!({"spec": {"capacity": {"storage": "32Mi"}}}))?;
     let claim = json!({"spec": {"resources": {"requests": {"storage": "32Mi"}}}});
     scene.cluster.patch(CLAIMS, "default", name, &claim)?;

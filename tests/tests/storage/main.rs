@@ -11,6 +11,7 @@ mod drain;
 mod flexvolume;
 mod health;
 mod life;
+mod linked_root;
 mod local_devices;
 mod measured;
 mod migration;

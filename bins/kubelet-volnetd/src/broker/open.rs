@@ -116,9 +116,9 @@ pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerEr
         Kind::PluginSocket(socket) => super::plugin_socket::connect(node, &socket),
         Kind::RegistryConfig(config) => super::credential::registry_config(node, config.index),
         Kind::Listener(listener) if listener.kind() == wire::listener::Kind::DevicePlugins => {
-            let Settings { paths, start_id, .. } = &node.settings;
+            let Settings { paths, named_root_dir, start_id, .. } = &node.settings;
             let keep = |fd: &OwnedFd| bulkhead_daemon::kept::keep(&agent_sockets::kept_name(start_id), fd.as_fd());
-            Ok(node.device_plugins.take(&paths.root_dir, &paths.root_dir, keep)?)
+            Ok(node.device_plugins.take(&paths.root_dir, named_root_dir, keep)?)
         }
         kind @ (Kind::NodeLog(_)
         | Kind::EnvFile(_)

@@ -7,7 +7,7 @@ use bulkhead_ipc::volnetd::{self as wire, *};
 use bulkhead_sys::mountinfo::MountInfo;
 use tonic::{Request, Response, Status};
 
-use super::{Streamed, Verbs, text};
+use super::{Streamed, Verbs};
 use crate::operations::csi as operations;
 use crate::validate;
 use crate::volumes::csi::data::VolData;
@@ -51,7 +51,7 @@ impl Csi for Verbs {
         let data = VolData::staged(&staged, &request)?;
         let locks = operations::lock_staged(&self.node, &staged).await?;
         let (path, before) = operations::prepare_stage(self.node.clone(), locks, staged, data).await?;
-        Ok(Response::new(PrepareStageReply { staging_path: text(&path), committed_before: before }))
+        Ok(Response::new(PrepareStageReply { staging_path: self.told(&path), committed_before: before }))
     }
 
     async fn commit_stage(&self, request: Request<CsiDevice>) -> Result<Response<CommitStageReply>, Status> {
@@ -96,7 +96,7 @@ impl Csi for Verbs {
         let data = VolData::published(&published, &data)?;
         let locks = operations::lock_published(&self.node, &published).await?;
         let (path, before) = operations::prepare_publish(self.node.clone(), locks, published, data).await?;
-        Ok(Response::new(PreparePublishReply { target_path: text(&path), committed_before: before }))
+        Ok(Response::new(PreparePublishReply { target_path: self.told(&path), committed_before: before }))
     }
 
     async fn commit_publish(
@@ -114,7 +114,7 @@ impl Csi for Verbs {
         let path = operations::commit_publish(self.node.clone(), locks, published, giving).await?;
         let shown = path.clone();
         let takes_no_labels = self.run(None, move |_| Ok::<_, Status>(!takes_labels(&shown))).await?;
-        Ok(Response::new(CommitPublishReply { host_path: text(&path), takes_no_labels }))
+        Ok(Response::new(CommitPublishReply { host_path: self.told(&path), takes_no_labels }))
     }
 
     async fn begin_unpublish(&self, request: Request<EndPublishRequest>) -> Result<Response<EndPublishReply>, Status> {
@@ -139,7 +139,8 @@ impl Csi for Verbs {
 
     async fn list_staged(&self, _: Request<ListStagedRequest>) -> Result<Response<Self::ListStagedStream>, Status> {
         let volumes = self.run(None, list::staged).await?;
-        let states = volumes.into_iter().map(|volume| {
+        let verbs = self.clone();
+        let states = volumes.into_iter().map(move |volume| {
             let spec = volume.block.clone().unwrap_or_default();
             // A volume of a folder of another form is shown and not taken back.
             let folder = volume.folder.file_name().and_then(|name| name.to_str()).filter(|name| paths::is_hash(name));
@@ -153,7 +154,7 @@ impl Csi for Verbs {
             });
             Ok(StagedVolume {
                 device: Some(device),
-                staging_path: text(&volume.target),
+                staging_path: verbs.told(&volume.target),
                 mounted: volume.mounted,
                 uncertain: volume.uncertain,
                 selinux_mount_context: volume.data.map(|data| data.selinux_mount_context()).unwrap_or_default(),
@@ -173,7 +174,8 @@ impl Csi for Verbs {
         let pod_uid = request.into_inner().pod_uid;
         let pod = if pod_uid.is_empty() { None } else { Some(validate::pod_uid(&pod_uid)?) };
         let volumes = self.run(None, move |node| list::published(node, pod.as_ref())).await?;
-        let states = volumes.into_iter().map(|volume| {
+        let verbs = self.clone();
+        let states = volumes.into_iter().map(move |volume| {
             let unknown = || wire::CsiVolumeData {
                 device: Some(wire::CsiDevice {
                     block: volume.block,
@@ -189,7 +191,7 @@ impl Csi for Verbs {
             Ok(PublishedVolume {
                 pod_uid: volume.pod.to_string(),
                 data: Some(data),
-                target_path: text(&volume.target),
+                target_path: verbs.told(&volume.target),
                 mounted: volume.mounted,
                 uncertain: volume.uncertain,
                 problem: volume.problem,

@@ -20,7 +20,7 @@ impl Files for Verbs {
         let hosts = hosts(request)?;
         let lock = self.node.lock_pod(&pod).await?;
         let path = self.run(Some(lock), move |node| etc_hosts::write(node, &pod, &hosts)).await?;
-        Ok(Response::new(HostFileReply { host_path: text(&path) }))
+        Ok(Response::new(HostFileReply { host_path: self.told(&path) }))
     }
 
     async fn create_termination_file(
@@ -32,7 +32,7 @@ impl Files for Verbs {
         let container = validate::container(&request.container)?;
         let lock = self.node.lock_pod(&pod).await?;
         let path = self.run(Some(lock), move |node| termination::create(node, &pod, &container)).await?;
-        Ok(Response::new(HostFileReply { host_path: text(&path) }))
+        Ok(Response::new(HostFileReply { host_path: self.told(&path) }))
     }
 
     async fn prepare_log_directory(

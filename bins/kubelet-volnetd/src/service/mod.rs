@@ -15,6 +15,7 @@ mod used;
 mod volumes;
 mod watches;
 
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
 
@@ -63,6 +64,11 @@ impl Verbs {
         Verbs { node }
     }
 
+    /// A path for who asks ([`Settings::told`](crate::node::Settings::told)).
+    fn told(&self, path: &Path) -> String {
+        text(&self.node.settings.told(path))
+    }
+
     /// The guard of destructive verbs.
     fn guard(&self, guard: Option<&DestructiveGuard>) -> Result<(), Status> {
         let mut state = self.node.guard.lock().unwrap_or_else(PoisonError::into_inner);
@@ -102,6 +108,6 @@ impl Verbs {
 }
 
 /// Paths of our own are UTF-8: the configuration's are, and ids are ASCII.
-fn text(path: &std::path::Path) -> String {
+fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }

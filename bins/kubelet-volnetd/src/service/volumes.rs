@@ -9,7 +9,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::used::Used;
-use super::{Streamed, Verbs, text};
+use super::{Streamed, Verbs};
 use crate::metrics::StorageOperation;
 use crate::operations::local;
 use crate::operations::prune::{self, Action};
@@ -33,7 +33,7 @@ impl Volumes for Verbs {
         let pod = validate::pod_uid(&request.into_inner().pod_uid)?;
         let lock = self.node.lock_pod(&pod).await?;
         let path = self.run(Some(lock), move |node| prepare_pod(&node.settings, &pod)).await?;
-        Ok(Response::new(PreparePodReply { pod_dir: text(&path) }))
+        Ok(Response::new(PreparePodReply { pod_dir: self.told(&path) }))
     }
 
     async fn set_up_content(
@@ -49,7 +49,7 @@ impl Volumes for Verbs {
         let lock = self.node.lock_pod(&pod).await?;
         let task = Task::SetUpContent { pod, volume, plugin, size_limit, mount_points };
         let path = operations::set_up_marked(self.node.clone(), lock, plugin.name(), task).await?;
-        Ok(Response::new(SetUpVolumeReply { host_path: text(&path), ..Default::default() }))
+        Ok(Response::new(SetUpVolumeReply { host_path: self.told(&path), ..Default::default() }))
     }
 
     async fn set_up_local(&self, request: Request<SetUpLocalRequest>) -> Result<Response<SetUpVolumeReply>, Status> {
@@ -69,24 +69,24 @@ impl Volumes for Verbs {
         let lock = self.node.lock_pod(&wanted.pod).await?;
         let ready = local::set_up(self.node.clone(), lock, wanted).await?;
         Ok(Response::new(SetUpVolumeReply {
-            host_path: text(&ready.path),
+            host_path: self.told(&ready.path),
             other_group: ready.other_group.map(i64::from),
         }))
     }
 
     async fn set_up_nfs(&self, request: Request<SetUpNfsRequest>) -> Result<Response<SetUpVolumeReply>, Status> {
         let path = super::nfs::set_up(self, request.into_inner()).await?;
-        Ok(Response::new(SetUpVolumeReply { host_path: text(&path), ..Default::default() }))
+        Ok(Response::new(SetUpVolumeReply { host_path: self.told(&path), ..Default::default() }))
     }
 
     async fn set_up_fc(&self, request: Request<SetUpFcRequest>) -> Result<Response<SetUpVolumeReply>, Status> {
         let ready = super::attached::set_up_fc(self, request.into_inner()).await?;
-        Ok(Response::new(SetUpVolumeReply { host_path: text(&ready.path), ..Default::default() }))
+        Ok(Response::new(SetUpVolumeReply { host_path: self.told(&ready.path), ..Default::default() }))
     }
 
     async fn set_up_iscsi(&self, request: Request<SetUpIscsiRequest>) -> Result<Response<SetUpVolumeReply>, Status> {
         let ready = super::attached::set_up_iscsi(self, request.into_inner()).await?;
-        Ok(Response::new(SetUpVolumeReply { host_path: text(&ready.path), ..Default::default() }))
+        Ok(Response::new(SetUpVolumeReply { host_path: self.told(&ready.path), ..Default::default() }))
     }
 
     async fn ask_flex_driver(
@@ -98,7 +98,7 @@ impl Volumes for Verbs {
 
     async fn set_up_flex(&self, request: Request<SetUpFlexRequest>) -> Result<Response<SetUpFlexReply>, Status> {
         let ready = super::flex::set_up(self, request.into_inner()).await?;
-        Ok(Response::new(SetUpFlexReply { host_path: text(&ready.path), relabel: ready.relabel }))
+        Ok(Response::new(SetUpFlexReply { host_path: self.told(&ready.path), relabel: ready.relabel }))
     }
 
     async fn end_disk(&self, request: Request<EndDiskRequest>) -> Result<Response<EndDiskReply>, Status> {
@@ -134,7 +134,9 @@ impl Volumes for Verbs {
         };
         let lock = self.node.lock_pod(&pod).await?;
         match self.work(Task::PrepareSubPath { pod, wanted }, lock).await? {
-            Done::Path(path) => Ok(Response::new(SetUpVolumeReply { host_path: text(&path), ..Default::default() })),
+            Done::Path(path) => {
+                Ok(Response::new(SetUpVolumeReply { host_path: self.told(&path), ..Default::default() }))
+            }
             other => Err(unexpected(&other)),
         }
     }
@@ -161,7 +163,7 @@ impl Volumes for Verbs {
         let lock = self.node.lock_pod(&pod).await?;
         let task = Task::SetUpEmptyDir { pod, volume, medium, group };
         let path = operations::set_up_marked(self.node.clone(), lock, EMPTY_DIR, task).await?;
-        Ok(Response::new(SetUpVolumeReply { host_path: text(&path), ..Default::default() }))
+        Ok(Response::new(SetUpVolumeReply { host_path: self.told(&path), ..Default::default() }))
     }
 
     async fn check_host_path(
@@ -213,12 +215,13 @@ impl Volumes for Verbs {
         let pod_uid = request.into_inner().pod_uid;
         let pod = if pod_uid.is_empty() { None } else { Some(validate::pod_uid(&pod_uid)?) };
         let volumes = self.run(None, move |node| list::list(node, pod.as_ref())).await?;
-        let states = volumes.into_iter().map(|volume| {
+        let verbs = self.clone();
+        let states = volumes.into_iter().map(move |volume| {
             Ok(VolumeState {
                 pod_uid: volume.pod.to_string(),
                 volume: volume.volume,
                 plugin: volume.plugin,
-                host_path: text(&volume.path),
+                host_path: verbs.told(&volume.path),
                 mounted: volume.fs_type.is_some(),
                 fs_type: volume.fs_type.unwrap_or_default(),
                 uncertain: volume.uncertain,

@@ -51,6 +51,17 @@ impl std::ops::Deref for World {
 
 /// None, with a word, where the tests cannot run.
 pub async fn world() -> Option<World> {
+    Some(start(prepared()?, "root", 7).await)
+}
+
+/// The same whose root directory was named with a link on the way: `named-root`.
+pub async fn world_by_a_link() -> Option<World> {
+    let temp = prepared()?;
+    std::os::unix::fs::symlink("root", temp.path().join("named-root")).unwrap();
+    Some(start(temp, "named-root", 7).await)
+}
+
+fn prepared() -> Option<Arc<tempfile::TempDir>> {
     if !rustix::process::getuid().is_root() {
         eprintln!("skipped: needs root");
         return None;
@@ -58,17 +69,18 @@ pub async fn world() -> Option<World> {
     let temp = Arc::new(tempfile::tempdir().unwrap());
     let dir = temp.path().canonicalize().unwrap();
     std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
-    Some(start(temp, 7).await)
+    Some(temp)
 }
 
-fn settings(dir: &Path, cgroup_root: &CgroupPath) -> Settings {
+/// `named`: the root directory's name, below `dir`.
+fn settings(dir: &Path, named: &str, cgroup_root: &CgroupPath) -> Settings {
     Settings {
         paths: InstancePaths {
             root_dir: dir.join("root"),
             run_dir: dir.join("run"),
             pod_logs_dir: dir.join("pod-logs"),
         },
-        named_root_dir: dir.join("named-root"),
+        named_root_dir: dir.join(named),
         container_links_dir: dir.join("links"),
         node_name: NodeName::parse(NODE).unwrap(),
         start_id: String::new(),
@@ -101,7 +113,7 @@ fn settings(dir: &Path, cgroup_root: &CgroupPath) -> Settings {
     }
 }
 
-async fn start(temp: Arc<tempfile::TempDir>, epoch: u64) -> World {
+async fn start(temp: Arc<tempfile::TempDir>, named: &str, epoch: u64) -> World {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let dir = temp.path().canonicalize().unwrap();
     let n = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -112,7 +124,7 @@ async fn start(temp: Arc<tempfile::TempDir>, epoch: u64) -> World {
         std::fs::set_permissions(dir.join(name), std::fs::Permissions::from_mode(0o755)).unwrap();
     }
     let metrics = kubelet_volnetd::metrics::Metrics::new(&prometheus::Registry::new()).unwrap();
-    let settings = settings(&dir, &cgroup_root);
+    let settings = settings(&dir, named, &cgroup_root);
     // This process has threads and forks nothing; the real one is in process.rs.
     let of_worker = settings.clone();
     let workers = WorkerPool::here(move |request| worker::perform(&of_worker, request));

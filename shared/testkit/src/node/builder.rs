@@ -23,6 +23,8 @@ pub struct NodeBuilder {
     folder: PathBuf,
     /// Where the root directory is mounted, if its path matters to somebody.
     root_dir: Option<PathBuf>,
+    /// The root directory is named by a link.
+    linked: bool,
     #[cfg(feature = "apiserver")]
     cluster: Option<crate::Cluster>,
 }
@@ -48,6 +50,7 @@ impl NodeBuilder {
         let builder = Self {
             folder,
             root_dir: None,
+            linked: false,
             lab,
             name: name.to_owned(),
             config,
@@ -70,6 +73,12 @@ impl NodeBuilder {
     /// already is hidden as long as the lab lives.
     pub fn root_dir(mut self, path: &Path) -> Self {
         self.root_dir = Some(path.to_owned());
+        self
+    }
+
+    /// Names the root directory by a link to it, as a machine has it that keeps `/var/lib/kubelet` on another disk.
+    pub fn linked_root(mut self) -> Self {
+        self.linked = true;
         self
     }
 
@@ -186,7 +195,8 @@ impl NodeBuilder {
     /// They cannot be written.
     pub fn prepare(self) -> Result<Node> {
         let (own, mounted_at) = (self.folder.join("root"), self.root_dir);
-        let root_dir = mounted_at.clone().unwrap_or_else(|| own.clone());
+        let link = self.linked.then(|| self.folder.join("linked"));
+        let root_dir = mounted_at.as_ref().or(link.as_ref()).unwrap_or(&own).clone();
         let node = Node {
             run_dir: run_dir(&root_dir),
             name: self.name,
@@ -206,17 +216,22 @@ impl NodeBuilder {
             cluster: self.cluster,
         };
         let register = node.lab.folder().join(NODES).join(&node.name);
-        for folder in [&node.manifests(), &own, &node.root_dir, &node.pod_logs(), &register] {
+        for folder in [&node.manifests(), &own, &node.pod_logs(), &register] {
             std::fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
         }
         // For whoever takes the lab down, which may be another process than this one.
         std::fs::write(register.join(FOLDER_FILE), node.folder.as_os_str().as_encoded_bytes())?;
+        let named = || std::fs::write(register.join(ROOT_DIR_FILE), node.root_dir.as_os_str().as_encoded_bytes());
         if let Some(path) = mounted_at {
+            std::fs::create_dir_all(&path).with_context(|| format!("creating {}", path.display()))?;
             if in_use(&path) {
                 bail!("{} is the root directory of a kubelet of this machine", path.display());
             }
-            std::fs::write(register.join(ROOT_DIR_FILE), path.as_os_str().as_encoded_bytes())?;
+            named()?;
             mounts::bind(&own, &path)?;
+        } else if let Some(link) = link.filter(|link| !link.is_symlink()) {
+            named()?;
+            std::os::unix::fs::symlink(&own, &link).with_context(|| format!("linking {}", link.display()))?;
         }
         std::fs::write(node.config_file(), format!("{:#}", self.config)).context("writing the node's configuration")?;
         Ok(node)

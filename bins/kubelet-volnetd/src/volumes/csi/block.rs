@@ -53,7 +53,7 @@ pub fn map(
         }
         None => return Err(CsiError::NoTarget { path: target }.into()),
     };
-    place(settings, published).map(base.as_fd(), pod_dir.as_fd(), &device, &target)
+    place(settings, published).map(base.as_fd(), pod_dir.as_fd(), &device, &settings.told(&target))
 }
 
 /// Takes back what [`map`] did; what is not there is gone.

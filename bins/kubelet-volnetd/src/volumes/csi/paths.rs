@@ -231,7 +231,7 @@ impl Staged {
         }
     }
 
-    /// The same: what the driver is told.
+    /// The same: where the driver stages it.
     pub fn target(&self) -> PathBuf {
         match &self.block {
             None => self.data_folder().join(GLOBAL),
@@ -329,7 +329,7 @@ pub fn base(paths: &InstancePaths) -> PathBuf {
     paths.root_dir.join("plugins").join(PLUGIN)
 }
 
-/// What the driver is told for a pod, absolute.
+/// Where the driver publishes it to a pod, absolute. It is told this by the root directory's written name ([`Settings::told`](crate::node::Settings::told)).
 pub fn target(paths: &InstancePaths, published: &Published) -> PathBuf {
     if published.block {
         base(paths).join(publish(published.spec.as_str())).join(published.pod.as_str())
