@@ -3,7 +3,7 @@
 //!
 //! Not here: sockets in device-plugins ([`crate::agent_sockets`]), the certificate directory (statusd's).
 
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use bulkhead_sys::mount::{self, MountError};
@@ -39,6 +39,7 @@ pub fn directories(settings: &Settings) -> Result<(), SetupError> {
     create(&settings.paths.pod_logs_dir, 0o750)?;
     folders(root)?;
     label_plugin_folders(Path::new("/sys/fs/selinux"), root);
+    tell_of_device_plugins(Path::new(DEVICE_PLUGINS), &root.join("device-plugins"));
     // Upstream makes it with the gate ContainerCheckpoint alone; an empty folder harms nobody.
     create(&settings.paths.checkpoints(), 0o700)?;
     create(&settings.container_links_dir, 0o755)?;
@@ -71,6 +72,24 @@ fn label_plugin_folders(selinuxfs: &Path, root: &Path) {
             tracing::warn!(path = %path.display(), %error, "cannot set the SELinux label: plugins in unprivileged containers may not work");
         }
     }
+}
+
+/// Where device plugins look for `kubelet.sock` and put their own sockets, whatever the root directory is (upstream `KubeletSocket` of
+/// `pkg/apis/deviceplugin/v1beta1`). A machine may have several nodes, so each has the folder below its own root directory.
+const DEVICE_PLUGINS: &str = "/var/lib/kubelet/device-plugins";
+
+/// Says what an operator has to do about plugins where the two are not one folder. That is no fault: of several nodes one at most has
+/// the fixed folder.
+fn tell_of_device_plugins(fixed: &Path, own: &Path) {
+    if !is_same_folder(fixed, own) {
+        tracing::info!(path = %own.display(), "device plugins do not find this node, but where {} is a link to this folder", fixed.display());
+    }
+}
+
+/// Links are followed, and a bind mount is the folder that it shows.
+fn is_same_folder(one: &Path, other: &Path) -> bool {
+    let file = |path: &Path| std::fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()));
+    file(one).is_some_and(|one| file(other) == Some(one))
 }
 
 /// An existing directory keeps its mode, as upstream has it.
@@ -138,6 +157,23 @@ mod tests {
             }
         }
         assert_eq!(label("pods"), before, "none of theirs");
+    }
+
+    #[test]
+    fn plugins_find_the_node_by_a_link_to_its_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for name in ["own", "fixed"] {
+            std::fs::create_dir(at(name)).unwrap();
+        }
+        std::os::unix::fs::symlink("own", at("link")).unwrap();
+        std::os::unix::fs::symlink("missing", at("dangling")).unwrap();
+        for (fixed, is_found) in
+            [("own", true), ("link", true), ("fixed", false), ("missing", false), ("dangling", false)]
+        {
+            assert_eq!(is_same_folder(&at(fixed), &at("own")), is_found, "{fixed}");
+        }
+        assert!(!is_same_folder(&at("missing"), &at("missing")));
     }
 
     #[test]
