@@ -1,5 +1,6 @@
 //! Static pods that run when the process starts: whose they are, and which manifest may take them over.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
 use bulkhead_cri::{CriClient, v1};
@@ -72,9 +73,9 @@ fn place(container: &v1::Container) -> (u32, i64) {
     (container.metadata.as_ref().map_or(0, |metadata| metadata.attempt), container.created_at)
 }
 
-/// Ready sandboxes of file and HTTP pods with the newest instance of each of their containers.
+/// File and HTTP pods by their ready sandboxes, with the newest instance of each of their containers. Of a name without a ready one the
+/// last sandbox that still has containers stands for the pod: it has finished, or the machine was started again.
 fn adoptable(sandboxes: &[v1::PodSandbox], containers: &[v1::Container]) -> Vec<RunningPod> {
-    let ready = |s: &&v1::PodSandbox| s.state == i32::from(v1::PodSandboxState::SandboxReady);
     let pod = |sandbox: &v1::PodSandbox| {
         let metadata = sandbox.metadata.clone()?;
         let source = sandbox.annotations.get("kubernetes.io/config.source")?.clone();
@@ -96,7 +97,19 @@ fn adoptable(sandboxes: &[v1::PodSandbox], containers: &[v1::Container]) -> Vec<
         containers.sort();
         Some(RunningPod { uid: metadata.uid, namespace: metadata.namespace, name: metadata.name, source, containers })
     };
-    sandboxes.iter().filter(ready).filter_map(pod).collect()
+    let name = |sandbox: &v1::PodSandbox| {
+        let metadata = sandbox.metadata.as_ref();
+        metadata.map(|metadata| (metadata.namespace.clone(), metadata.name.clone()))
+    };
+    let (ready, others): (Vec<_>, Vec<_>) =
+        sandboxes.iter().partition(|sandbox| sandbox.state == i32::from(v1::PodSandboxState::SandboxReady));
+    let mut found: Vec<&v1::PodSandbox> = ready;
+    let mut names: HashSet<_> = found.iter().map(|sandbox| name(sandbox)).collect();
+    let mut others: Vec<_> =
+        others.into_iter().filter(|sandbox| containers.iter().any(|c| c.pod_sandbox_id == sandbox.id)).collect();
+    others.sort_by_key(|sandbox| Reverse(sandbox.created_at));
+    found.extend(others.into_iter().filter(|sandbox| names.insert(name(sandbox))));
+    found.into_iter().filter_map(pod).collect()
 }
 
 #[cfg(test)]
@@ -138,6 +151,38 @@ mod tests {
         let found = adoptable(&[sandbox(v1::PodSandboxState::SandboxReady)], &containers);
         assert_eq!(found[0].containers, [("a".to_owned(), 0xcd)]);
         assert!(PodUid::parse(&found[0].uid).is_ok());
-        assert!(adoptable(&[sandbox(v1::PodSandboxState::SandboxNotready)], &containers).is_empty());
+    }
+
+    #[test]
+    fn a_pod_that_has_finished_is_known_by_its_last_sandbox() {
+        let sandbox = |id: &str, uid: &str, created_at, state: v1::PodSandboxState| v1::PodSandbox {
+            id: id.into(),
+            metadata: Some(v1::PodSandboxMetadata {
+                name: "p-node".into(),
+                uid: uid.into(),
+                namespace: "default".into(),
+                attempt: 0,
+            }),
+            state: state.into(),
+            created_at,
+            annotations: [("kubernetes.io/config.source".to_owned(), "file".to_owned())].into(),
+            ..Default::default()
+        };
+        let container = |sandbox: &str| v1::Container {
+            pod_sandbox_id: sandbox.into(),
+            labels: [(labels::CONTAINER_NAME.to_owned(), "a".to_owned())].into(),
+            annotations: [(labels::CONTAINER_HASH.to_owned(), "ab".to_owned())].into(),
+            ..Default::default()
+        };
+        let (ready, ended) = (v1::PodSandboxState::SandboxReady, v1::PodSandboxState::SandboxNotready);
+        let all = ["old", "last", "now"].map(container);
+        let uids = |sandboxes: &[v1::PodSandbox], containers: &[v1::Container]| -> Vec<String> {
+            adoptable(sandboxes, containers).into_iter().map(|pod| pod.uid).collect()
+        };
+        let (old, last) = (sandbox("old", "u-old", 1, ended), sandbox("last", "u-last", 2, ended));
+        assert_eq!(uids(&[old.clone(), last.clone()], &all), ["u-last"]);
+        assert_eq!(uids(&[old.clone(), last.clone()], &all[..1]), ["u-old"], "of the last nothing is left");
+        assert_eq!(uids(&[old, last.clone(), sandbox("now", "u-now", 0, ready)], &all), ["u-now"]);
+        assert!(uids(&[last], &[]).is_empty());
     }
 }
