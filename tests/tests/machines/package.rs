@@ -145,9 +145,10 @@ fn installed_upgraded_removed_purged_and_installed_again() -> Result<()> {
 /// A drop-in that was written for the Kubernetes package's unit, with a command and `Restart=` of its own, fits ours.
 fn as_the_manager_of_etcd(machine: &Machine) -> Result<()> {
     let folder = "/etc/systemd/system/kubelet.service.d";
-    // It ends in .conf, so systemd tries to read it too.
-    let config = format!("{:#}", machine.kubelet_config());
-    machine.write(&format!("{folder}/kubelet.conf"), config.as_bytes(), 0o644)?;
+    // Nobody may come in, as there; and it ends in .conf, so systemd tries to read it too.
+    let mut config = machine.kubelet_config();
+    config["authentication"] = json!({"anonymous": {"enabled": false}, "webhook": {"enabled": false}});
+    machine.write(&format!("{folder}/kubelet.conf"), format!("{config:#}").as_bytes(), 0o644)?;
     machine.drop_in("kubelet.service", "20-etcd-service-manager", ETCD_MANAGER)?;
     machine.check(&["systemctl", "restart", "kubelet"])?;
     machine.wait_healthy()?;
