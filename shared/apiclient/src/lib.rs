@@ -10,6 +10,7 @@
 //! | [`tls`], `server`, `transport` | whom we trust, where requests go, which connection they take |
 //! | `service`, `budget`, `retry`, `body` | when a request is sent, sent again, given up |
 //! | [`lane`] | which budget a request comes from |
+//! | [`object`] | what is read of an object, and what is not |
 //! | [`watch`], `backoff` | how a watch goes on for ever |
 //! | [`reachability`], `metrics` | what is told about all that |
 //!
@@ -22,6 +23,7 @@ pub mod exec;
 pub mod lane;
 mod material;
 mod metrics;
+pub mod object;
 pub mod program;
 pub mod reachability;
 mod retry;
@@ -42,6 +44,7 @@ use bulkhead_ipc::client::Link;
 
 pub use backoff::random_fraction;
 pub use lane::Lane;
+pub use object::{Bare, ObjectRef};
 pub use reachability::Reachability;
 pub use service::CallError;
 pub use source::{CredentialFile, CredentialSource, MemorySource};

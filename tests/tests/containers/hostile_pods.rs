@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use bulkhead_testkit::Pod;
-use bulkhead_tests::joined::{Member, config_map, create, main_of, wait_event, wait_ready};
+use bulkhead_tests::joined::{Member, NAMESPACE, config_map, create, main_of, wait_event, wait_ready};
 use bulkhead_tests::lab;
 use serde_json::{Value, json};
 
@@ -56,6 +56,45 @@ fn variables_that_multiply_are_refused() -> Result<()> {
     wait_event(&cluster, &items, "Warning FailedMount ")?;
     create(&cluster, Pod::idle("modest"))?;
     wait_ready(&cluster, "modest")?;
+    ensure!(node.pids() == before, "{:?} were {before:?}", node.pids());
+    node.finish()
+}
+
+/// A time that the API takes and no `jiff::Timestamp` holds.
+const LAST_DAY: &str = "9999-12-31T00:00:00Z";
+
+/// The server looks neither at the times of other managers nor at those of a status. A stand-in keeps no managedFields.
+#[test]
+fn objects_with_times_that_cannot_be_decoded_hold_up_no_other_pod() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let managed = json!([{"manager": "x", "operation": "Update", "apiVersion": "v1", "time": LAST_DAY,
+        "fieldsType": "FieldsV1", "fieldsV1": {"f:metadata": {"f:labels": {"f:a": {}}}}}]);
+    let service = |name: &str| {
+        json!({"apiVersion": "v1", "kind": "Service", "spec": {"ports": [{"port": 80}]},
+            "metadata": {"namespace": NAMESPACE, "name": name, "managedFields": managed}})
+    };
+    // One of them is in the first list, the others come while it is watched.
+    let Member { cluster, node } = Member::start(&lab, &[service("listed")], |node| node)?;
+    let before = node.pids();
+    let service = cluster.create(&service("watched"))?;
+    let mut far = Pod::idle("far").value().clone();
+    far["metadata"]["managedFields"] = managed.clone();
+    let far = create(&cluster, Pod::from_value(far))?;
+    for object in [&service, &far] {
+        let kept = object["metadata"]["managedFields"].to_string().contains(LAST_DAY);
+        ensure!(kept || cluster.is_stand_in(), "{object}");
+    }
+    wait_ready(&cluster, "far")?;
+    // And now it cannot be decoded at all: it runs on as it was last.
+    cluster.patch_status("pods", NAMESPACE, "far", &json!({"status": {"startTime": LAST_DAY}}))?;
+    create(&cluster, Pod::idle("other"))?;
+    wait_ready(&cluster, "other")?;
+    cluster.delete("pods", NAMESPACE, "other", None)?;
+    cluster.wait_gone("pods", NAMESPACE, "other")?;
+    cluster.delete("pods", NAMESPACE, "far", Some(0))?;
+    cluster.wait_gone("pods", NAMESPACE, "far")?;
+    create(&cluster, Pod::idle("far"))?;
+    wait_ready(&cluster, "far")?;
     ensure!(node.pids() == before, "{:?} were {before:?}", node.pids());
     node.finish()
 }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use bulkhead_apiclient::watch::{self, Change, Scope};
-use bulkhead_apiclient::{ApiClient, Lane};
+use bulkhead_apiclient::{ApiClient, Bare, Lane};
 use futures_util::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
@@ -180,10 +180,10 @@ async fn answered<T>(call: impl Future<Output = T>) -> Result<T, String> {
 /// # Errors
 /// See [`RequestError`].
 pub async fn obtain(api: &ApiClient, wish: &Wish<'_>) -> Result<Vec<u8>, RequestError> {
-    let requests: Api<CertificateSigningRequest> = Api::all(api.client(Lane::Main));
-    let (params, wanted) = (PostParams::default(), object(wish)?);
+    let requests: Api<Bare<CertificateSigningRequest>> = Api::all(api.client(Lane::Main));
+    let (params, wanted) = (PostParams::default(), Bare(object(wish)?));
     let posted = match answered(requests.create(&params, &wanted)).await.map_err(RequestError::Post)? {
-        Ok(posted) => {
+        Ok(Bare(posted)) => {
             tracing::info!(
                 csr = posted.metadata.name,
                 signer = wish.signer.name(),
@@ -194,7 +194,7 @@ pub async fn obtain(api: &ApiClient, wish: &Wish<'_>) -> Result<Vec<u8>, Request
         Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
             let name = wish.name.clone();
             let read = answered(requests.get(&name)).await.and_then(|read| read.map_err(|error| words(&error)));
-            let there = read.map_err(|why| RequestError::Get { name: name.clone(), why })?;
+            let Bare(there) = read.map_err(|why| RequestError::Get { name: name.clone(), why })?;
             if let Some(why) = misfit(&there, wish, Timestamp::now()) {
                 return Err(RequestError::Another { name, why });
             }
@@ -211,7 +211,7 @@ pub async fn obtain(api: &ApiClient, wish: &Wish<'_>) -> Result<Vec<u8>, Request
 
 async fn wait(
     api: &ApiClient,
-    requests: &Api<CertificateSigningRequest>,
+    requests: &Api<Bare<CertificateSigningRequest>>,
     posted: CertificateSigningRequest,
 ) -> Result<Vec<u8>, RequestError> {
     let name = posted.metadata.name.clone().unwrap_or_default();
@@ -241,11 +241,13 @@ async fn wait(
     let mut changes = watch::watch::<CertificateSigningRequest>(api, Lane::Main, scope);
     loop {
         let end = match changes.next().await {
-            Some(Change::Restarted(all)) => match all.first() {
+            // It is there, and what it says may be seen later.
+            Some(Change::Restarted(all)) if !all.undecodable.is_empty() => None,
+            Some(Change::Restarted(all)) => match all.objects.first() {
                 Some(request) => judge(request),
                 // A list may be older than the request.
                 None => match answered(requests.get_opt(&name)).await {
-                    Ok(Ok(Some(request))) => judge(&request),
+                    Ok(Ok(Some(Bare(request)))) => judge(&request),
                     Ok(Ok(None)) => Some(Err(RequestError::Deleted { name: name.clone() })),
                     Ok(Err(_)) | Err(_) => None,
                 },

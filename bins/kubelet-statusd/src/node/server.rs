@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bulkhead_apiclient::{ApiClient, Lane};
+use bulkhead_apiclient::{ApiClient, Bare, Lane};
 use bulkhead_config::NodeConfig;
 use bulkhead_daemon::progress::Heartbeat;
 use k8s_openapi::api::certificates::v1beta1::PodCertificateRequest;
@@ -154,64 +154,76 @@ impl Server {
         }
     }
 
+    /// The same for a request that is answered with an object.
+    async fn answered<K>(
+        &self,
+        what: &'static str,
+        call: impl Future<Output = Result<Bare<K>, kube::Error>>,
+    ) -> Result<K, RequestError> {
+        self.within(what, call).await.map(|Bare(object)| object)
+    }
+
     /// # Errors
     /// See [`RequestError`], as for all the others.
     pub async fn create_node(&self, node: &Node) -> Result<Node, RequestError> {
-        let nodes: Api<Node> = Api::all(self.main.clone());
-        self.within("creating the Node", nodes.create(&PostParams::default(), node)).await
+        let nodes: Api<Bare<Node>> = Api::all(self.main.clone());
+        self.answered("creating the Node", nodes.create(&PostParams::default(), &Bare(node.clone()))).await
     }
 
     pub async fn get_node(&self) -> Result<Node, RequestError> {
-        let nodes: Api<Node> = Api::all(self.heartbeat.clone());
-        self.within("reading the Node", nodes.get(&self.name)).await
+        let nodes: Api<Bare<Node>> = Api::all(self.heartbeat.clone());
+        self.answered("reading the Node", nodes.get(&self.name)).await
     }
 
     pub async fn patch_node_status(&self, patch: &Value) -> Result<Node, RequestError> {
-        let nodes: Api<Node> = Api::all(self.heartbeat.clone());
+        let nodes: Api<Bare<Node>> = Api::all(self.heartbeat.clone());
         let params = PatchParams::default();
-        self.within("patching the Node's status", nodes.patch_status(&self.name, &params, &Patch::Strategic(patch)))
+        self.answered("patching the Node's status", nodes.patch_status(&self.name, &params, &Patch::Strategic(patch)))
             .await
     }
 
-    fn leases(&self) -> Api<Lease> {
+    fn leases(&self) -> Api<Bare<Lease>> {
         Api::namespaced(self.heartbeat.clone(), LEASES)
     }
 
     pub async fn get_lease(&self) -> Result<Lease, RequestError> {
-        self.within("reading the lease", self.leases().get(&self.name)).await
+        self.answered("reading the lease", self.leases().get(&self.name)).await
     }
 
     pub async fn create_lease(&self, lease: &Lease) -> Result<Lease, RequestError> {
-        self.within("creating the lease", self.leases().create(&PostParams::default(), lease)).await
+        let lease = Bare(lease.clone());
+        self.answered("creating the lease", self.leases().create(&PostParams::default(), &lease)).await
     }
 
     pub async fn replace_lease(&self, lease: &Lease) -> Result<Lease, RequestError> {
-        self.within("renewing the lease", self.leases().replace(&self.name, &PostParams::default(), lease)).await
+        let lease = Bare(lease.clone());
+        self.answered("renewing the lease", self.leases().replace(&self.name, &PostParams::default(), &lease)).await
     }
 
-    fn csi_nodes(&self) -> Api<CSINode> {
+    fn csi_nodes(&self) -> Api<Bare<CSINode>> {
         Api::all(self.main.clone())
     }
 
     pub async fn get_csi_node(&self) -> Result<CSINode, RequestError> {
-        self.within("reading the CSINode", self.csi_nodes().get(&self.name)).await
+        self.answered("reading the CSINode", self.csi_nodes().get(&self.name)).await
     }
 
     pub async fn create_csi_node(&self, node: &CSINode) -> Result<CSINode, RequestError> {
-        self.within("creating the CSINode", self.csi_nodes().create(&PostParams::default(), node)).await
+        let node = Bare(node.clone());
+        self.answered("creating the CSINode", self.csi_nodes().create(&PostParams::default(), &node)).await
     }
 
     pub async fn patch_csi_node(&self, patch: &Value) -> Result<CSINode, RequestError> {
         let params = PatchParams::default();
-        self.within("patching the CSINode", self.csi_nodes().patch(&self.name, &params, &Patch::Merge(patch))).await
+        self.answered("patching the CSINode", self.csi_nodes().patch(&self.name, &params, &Patch::Merge(patch))).await
     }
 
-    fn claims(&self, namespace: &str) -> Api<PersistentVolumeClaim> {
+    fn claims(&self, namespace: &str) -> Api<Bare<PersistentVolumeClaim>> {
         Api::namespaced(self.main.clone(), namespace)
     }
 
     pub async fn get_claim(&self, namespace: &str, name: &str) -> Result<PersistentVolumeClaim, RequestError> {
-        self.within("reading the claim", self.claims(namespace).get(name)).await
+        self.answered("reading the claim", self.claims(namespace).get(name)).await
     }
 
     pub async fn patch_claim_status(
@@ -221,7 +233,7 @@ impl Server {
         patch: &Value,
     ) -> Result<PersistentVolumeClaim, RequestError> {
         let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-        self.within("patching the claim's status", self.claims(namespace).patch_status(name, &params, &patch)).await
+        self.answered("patching the claim's status", self.claims(namespace).patch_status(name, &params, &patch)).await
     }
 
     pub async fn create_pod_certificate_request(
@@ -229,13 +241,13 @@ impl Server {
         request: &PodCertificateRequest,
     ) -> Result<PodCertificateRequest, RequestError> {
         let namespace = request.metadata.namespace.as_deref().unwrap_or_default();
-        let api: Api<PodCertificateRequest> = Api::namespaced(self.main.clone(), namespace);
-        self.within("creating the PodCertificateRequest", api.create(&PostParams::default(), request)).await
+        let (api, request) = (Api::namespaced(self.main.clone(), namespace), Bare(request.clone()));
+        self.answered("creating the PodCertificateRequest", api.create(&PostParams::default(), &request)).await
     }
 
     /// Deletes the ResourceSlices of this node; `driver`: of one driver alone, where it is not empty.
     pub async fn delete_resource_slices(&self, driver: &str) -> Result<(), RequestError> {
-        let slices: Api<ResourceSlice> = Api::all(self.main.clone());
+        let slices: Api<Bare<ResourceSlice>> = Api::all(self.main.clone());
         let selector = match driver {
             "" => format!("spec.nodeName={}", self.name),
             driver => format!("spec.driver={driver},spec.nodeName={}", self.name),

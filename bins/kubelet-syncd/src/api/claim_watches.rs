@@ -163,7 +163,9 @@ impl ClaimWatches {
         let mut known = None;
         while let Some(change) = stream.next().await {
             let now = match change {
-                Change::Restarted(all) => all.first().map(Seen::of),
+                // It is there; what was known of it goes on counting.
+                Change::Restarted(all) if !all.undecodable.is_empty() => continue,
+                Change::Restarted(all) => all.objects.first().map(Seen::of),
                 Change::Applied(claim) => Some(Seen::of(&claim)),
                 Change::Deleted(_) => None,
                 Change::Failed(_) => {

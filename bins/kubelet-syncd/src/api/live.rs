@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bulkhead_apiclient::{ApiClient, Lane};
+use bulkhead_apiclient::{ApiClient, Bare, Lane};
 use bulkhead_config::NodeConfig;
 use bulkhead_types::{PodUid, go_arch};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, PersistentVolume, PersistentVolumeClaim, Secret, ServiceAccount};
-use kube::{Api, Resource};
+use kube::Api;
 use kubelet_model::v1::Pod;
 use serde::de::DeserializeOwned;
 use tokio::sync::{broadcast, watch};
@@ -140,13 +140,11 @@ impl ApiObjects {
         self.seen.clone()
     }
 
-    async fn get<K>(api: Api<K>, name: &str) -> Got<Arc<K>>
+    async fn get<K>(api: Api<Bare<K>>, name: &str) -> Got<Arc<K>>
     where
-        K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
+        K: Clone + std::fmt::Debug + DeserializeOwned,
     {
-        let mut object = api.get(name).await.map_err(|error| object_error(&error))?;
-        object.meta_mut().managed_fields = None;
-        Ok(Arc::new(object))
+        api.get(name).await.map(|Bare(object)| Arc::new(object)).map_err(|error| object_error(&error))
     }
 }
 

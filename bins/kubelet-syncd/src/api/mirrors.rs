@@ -49,6 +49,11 @@ impl Mirrors {
         copies
     }
 
+    /// The mirror of this name and uid, as it was seen last.
+    pub fn last(&self, name: &FullName, uid: &str) -> Option<&ApiObject> {
+        self.mirrors.get(name).filter(|mirror| mirror.uid == uid)
+    }
+
     /// All mirrors that exist.
     pub fn set(&mut self, mirrors: Vec<(FullName, ApiObject)>) -> Vec<CopyOf> {
         let new: BTreeMap<FullName, ApiObject> = mirrors.into_iter().collect();

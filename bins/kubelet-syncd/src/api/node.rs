@@ -84,9 +84,11 @@ pub async fn follow(
 ) {
     while let Some(change) = changes.next().await {
         let node = match change {
-            Change::Restarted(all) => all.into_iter().find(|node| is(node, &name)),
+            // It is there; what was known of it, be it nothing, goes on counting.
+            Change::Restarted(all) if all.undecodable.iter().any(|node| node.name == name.as_str()) => continue,
+            Change::Restarted(all) => all.objects.into_iter().find(|node| is(node, &name)),
             Change::Applied(node) if is(&node, &name) => Some(node),
-            Change::Deleted(node) if is(&node, &name) => None,
+            Change::Deleted(node) if node.name == name.as_str() => None,
             Change::Applied(_) | Change::Deleted(_) => continue,
             Change::Failed(error) => {
                 tracing::debug!("the Node could not be watched on the API server: {error}");
@@ -200,6 +202,8 @@ pub async fn keep_pod_cidrs(configured: String, mut seen: watch::Receiver<NodeSe
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bulkhead_apiclient::ObjectRef;
+    use bulkhead_apiclient::watch::List;
     use serde_json::json;
 
     fn node(value: serde_json::Value) -> Node {
@@ -246,10 +250,13 @@ mod tests {
         let stream = tokio_stream::wrappers::UnboundedReceiverStream::new(receiver).boxed();
         let name = NodeName::parse("n").unwrap();
         tokio::spawn(follow(stream, name, initial.clone(), seen_sender, current_sender));
-        let label = || current.borrow().as_ref().unwrap().metadata.labels.clone().unwrap()["from"].clone();
+        let label_of = |node: &Option<Arc<Node>>| {
+            node.as_ref().map_or_else(String::new, |node| node.metadata.labels.clone().unwrap()["from"].clone())
+        };
+        let label = || label_of(&current.borrow());
 
         sender.send(Change::Failed("away".into())).unwrap();
-        sender.send(Change::Restarted(vec![other])).unwrap();
+        sender.send(Change::Restarted(vec![other].into())).unwrap();
         seen.wait_for(|seen| seen.synced).await.unwrap();
         assert!(seen.borrow().node.is_none() && seen.borrow().json.is_empty());
         assert_eq!(label(), "flags");
@@ -261,7 +268,13 @@ mod tests {
         assert_eq!(label(), "server");
         assert!(now.node.unwrap().status.as_ref().unwrap().images.is_none());
         assert!(String::from_utf8(now.json.to_vec()).unwrap().contains("images"));
-        sender.send(Change::Deleted(named(json!({})))).unwrap();
+        // It cannot be decoded any more: that is no word on whether it is there.
+        let object = ObjectRef { name: "n".into(), ..ObjectRef::default() };
+        sender.send(Change::Restarted(List { objects: Vec::new(), undecodable: vec![object.clone()] })).unwrap();
+        sender.send(Change::Applied(named(json!({"from": "later"})))).unwrap();
+        current.clone().wait_for(|node| label_of(node) == "later").await.unwrap();
+        assert!(seen.borrow_and_update().node.is_some());
+        sender.send(Change::Deleted(object)).unwrap();
         seen.wait_for(|seen| seen.node.is_none()).await.unwrap();
         assert_eq!(label(), "flags");
     }

@@ -1,6 +1,6 @@
 //! ResourceClaims, read by name as nodes may, and live: a claim is looked at once for each pod that begins to use it.
 
-use bulkhead_apiclient::{ApiClient, Lane};
+use bulkhead_apiclient::{ApiClient, Bare, Lane};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -24,10 +24,8 @@ impl ResourceClaims {
                     name: name.to_owned(),
                 });
             };
-            let api: Api<ResourceClaim> = Api::namespaced(client.client(Lane::Main), namespace);
-            let mut claim = api.get(name).await.map_err(|error| object_error(&error))?;
-            claim.metadata.managed_fields = None;
-            Ok(claim)
+            let api: Api<Bare<ResourceClaim>> = Api::namespaced(client.client(Lane::Main), namespace);
+            api.get(name).await.map(|Bare(claim)| claim).map_err(|error| object_error(&error))
         }
         .boxed()
     }

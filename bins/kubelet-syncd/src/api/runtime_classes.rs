@@ -43,13 +43,16 @@ impl RuntimeClasses {
         while let Some(change) = changes.next().await {
             let mut classes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             match change {
-                Change::Restarted(all) => *classes = Some(all.into_iter().map(entry).collect()),
+                Change::Restarted(all) => {
+                    let last = classes.take().unwrap_or_default();
+                    *classes = Some(all.keyed(last, |one| one.name.clone(), entry));
+                }
                 Change::Applied(class) => {
                     let (name, handler) = entry(class);
                     classes.get_or_insert_default().insert(name, handler);
                 }
                 Change::Deleted(class) => {
-                    classes.get_or_insert_default().remove(&entry(class).0);
+                    classes.get_or_insert_default().remove(&class.name);
                 }
                 Change::Failed(error) => {
                     tracing::debug!("runtime classes could not be watched on the API server: {error}");
@@ -61,6 +64,9 @@ impl RuntimeClasses {
 
 #[cfg(test)]
 mod tests {
+    use bulkhead_apiclient::ObjectRef;
+    use bulkhead_apiclient::watch::List;
+
     use super::*;
 
     #[tokio::test]
@@ -68,16 +74,25 @@ mod tests {
         let class = |name: &str, handler: &str| -> RuntimeClass {
             serde_json::from_value(serde_json::json!({"metadata": {"name": name}, "handler": handler})).unwrap()
         };
+        let object = |name: &str| ObjectRef { name: name.to_owned(), ..ObjectRef::default() };
         let classes = RuntimeClasses::default();
         assert_eq!(classes.handler(""), Ok(String::new()));
         assert!(matches!(classes.handler("a"), Err(ObjectError::Away(_))));
         let stream = futures_util::stream::iter([
             Change::Failed("away".into()),
-            Change::Restarted(vec![class("a", "runc"), class("b", "gvisor")]),
+            Change::Restarted(vec![class("a", "runc"), class("b", "gvisor"), class("d", "x")].into()),
+            // One of them cannot be decoded any more, one could never be, one is gone.
+            Change::Restarted(List {
+                objects: vec![class("b", "gvisor")],
+                undecodable: vec![object("a"), object("e")],
+            }),
             Change::Applied(class("c", "kata")),
-            Change::Deleted(class("b", "gvisor")),
+            Change::Deleted(object("b")),
         ]);
         classes.clone().follow(stream.boxed()).await;
+        for missing in ["d", "e"] {
+            assert!(matches!(classes.handler(missing), Err(ObjectError::NotFound(_))), "{missing}");
+        }
         assert_eq!(classes.handler("a").unwrap(), "runc");
         assert_eq!(classes.handler("c").unwrap(), "kata");
         let missing = ObjectError::NotFound("runtimeclass.node.k8s.io \"b\" not found".into());

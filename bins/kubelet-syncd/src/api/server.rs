@@ -4,7 +4,7 @@
 use std::fmt::Debug;
 
 use bulkhead_apiclient::watch::{Change, Scope, watch};
-use bulkhead_apiclient::{ApiClient, Lane};
+use bulkhead_apiclient::{ApiClient, Bare, Lane};
 use bulkhead_types::chain;
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
@@ -83,11 +83,10 @@ where
 {
     fn get<'a>(&'a self, namespace: &'a str, name: &'a str, from_cache: bool) -> BoxFuture<'a, Got<K>> {
         Box::pin(async move {
-            let api: Api<K> = Api::namespaced(self.client(Lane::Main), namespace);
+            let api: Api<Bare<K>> = Api::namespaced(self.client(Lane::Main), namespace);
             let params = if from_cache { GetParams::any() } else { GetParams::default() };
-            let mut object = api.get_with(name, &params).await.map_err(|error| object_error(&error))?;
-            object.meta_mut().managed_fields = None;
-            Ok(object)
+            let got = api.get_with(name, &params).await;
+            got.map(|Bare(object)| object).map_err(|error| object_error(&error))
         })
     }
 

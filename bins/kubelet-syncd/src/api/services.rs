@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bulkhead_apiclient::watch::{Change, Scope, watch_with};
-use bulkhead_apiclient::{ApiClient, Lane};
+use bulkhead_apiclient::{ApiClient, Lane, ObjectRef};
 use futures_util::stream::BoxStream;
 use futures_util::{FutureExt as _, StreamExt as _};
 use k8s_openapi::api::core::v1 as k8s;
@@ -20,7 +20,6 @@ const BATCH: usize = 256;
 pub fn changes(client: &ApiClient) -> BoxStream<'static, Change<k8s::Service>> {
     let scope = Scope { field_selector: "spec.clusterIP!=None".to_owned(), ..Scope::default() };
     watch_with(client, Lane::Main, scope, |service: &mut k8s::Service| {
-        service.metadata.managed_fields = None;
         service.metadata.annotations = None;
         service.metadata.labels = None;
         service.status = None;
@@ -45,15 +44,17 @@ fn compact(service: &k8s::Service) -> Service {
 /// Sorted by namespace and name.
 type Sorted = Vec<Service>;
 
-fn place(known: &Sorted, service: &Service) -> Result<usize, usize> {
-    known.binary_search_by(|s| (&s.namespace, &s.name).cmp(&(&service.namespace, &service.name)))
+fn place(known: &Sorted, namespace: &str, name: &str) -> Result<usize, usize> {
+    known.binary_search_by(|s| (&*s.namespace, &*s.name).cmp(&(namespace, name)))
 }
 
 /// Takes one change in; false when it changes nothing. Pure.
 fn take(known: &mut Sorted, change: Change<k8s::Service>) -> bool {
     match change {
         Change::Restarted(all) => {
-            let mut new: Sorted = all.iter().map(compact).collect();
+            let last = |one: &ObjectRef| place(known, &one.namespace, &one.name).ok().map(|at| known[at].clone());
+            let mut new: Sorted = all.objects.iter().map(compact).collect();
+            new.extend(all.undecodable.iter().filter_map(last));
             new.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
             let changed = *known != new;
             *known = new;
@@ -61,7 +62,7 @@ fn take(known: &mut Sorted, change: Change<k8s::Service>) -> bool {
         }
         Change::Applied(service) => {
             let service = compact(&service);
-            match place(known, &service) {
+            match place(known, &service.namespace, &service.name) {
                 Ok(at) if known[at] == service => return false,
                 Ok(at) => known[at] = service,
                 Err(at) => known.insert(at, service),
@@ -69,7 +70,7 @@ fn take(known: &mut Sorted, change: Change<k8s::Service>) -> bool {
             true
         }
         Change::Deleted(service) => {
-            let found = place(known, &compact(&service));
+            let found = place(known, &service.namespace, &service.name);
             found.map(|at| known.remove(at)).is_ok()
         }
         Change::Failed(error) => {
@@ -107,6 +108,7 @@ pub async fn follow(mut changes: BoxStream<'static, Change<k8s::Service>>, servi
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bulkhead_apiclient::watch::List;
     use serde_json::json;
 
     fn service(namespace: &str, name: &str, ip: &str) -> k8s::Service {
@@ -125,15 +127,22 @@ mod tests {
         };
         assert!(!known.borrow().synced);
         sender.send(Change::Failed("away".into())).unwrap();
-        sender.send(Change::Restarted(vec![service("b", "x", "2"), service("a", "y", "1")])).unwrap();
+        sender.send(Change::Restarted(vec![service("b", "x", "2"), service("a", "y", "1")].into())).unwrap();
         assert_eq!(shown(&known.wait_for(|k| k.synced).await.unwrap()), ["a/y=1", "b/x=2"]);
         sender.send(Change::Applied(service("a", "z", "3"))).unwrap();
         sender.send(Change::Applied(service("a", "y", "4"))).unwrap();
-        sender.send(Change::Deleted(service("b", "x", "2"))).unwrap();
+        let gone = ObjectRef { namespace: "b".into(), name: "x".into(), uid: String::new() };
+        sender.send(Change::Deleted(gone)).unwrap();
         let last = known.wait_for(|k| !k.services.iter().any(|s| s.namespace == "b")).await.unwrap().clone();
         assert_eq!(shown(&last), ["a/y=4", "a/z=3"]);
         assert_eq!(last.services[0].ports[0].port, 80);
-        sender.send(Change::Restarted(vec![])).unwrap();
+        // Two that cannot be decoded: of one there is a copy.
+        let object = |name: &str| ObjectRef { namespace: "a".into(), name: name.into(), uid: String::new() };
+        let undecodable = vec![object("z"), object("none")];
+        sender.send(Change::Restarted(List { objects: vec![service("a", "a", "5")], undecodable })).unwrap();
+        let kept = known.wait_for(|k| k.services[0].name == "a").await.unwrap().clone();
+        assert_eq!(shown(&kept), ["a/a=5", "a/z=3"]);
+        sender.send(Change::Restarted(vec![].into())).unwrap();
         assert!(known.wait_for(|k| k.services.is_empty()).await.unwrap().synced);
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bulkhead_apiclient::watch::{Change, Scope, watch};
-use bulkhead_apiclient::{ApiClient, Lane};
+use bulkhead_apiclient::{ApiClient, Bare, Lane};
 use futures_util::stream::BoxStream;
 use futures_util::{FutureExt as _, StreamExt as _};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Secret};
@@ -50,14 +50,15 @@ async fn follow(mut changes: BoxStream<'static, Change<CSIDriver>>, known: value
     while let Some(change) = changes.next().await {
         match change {
             Change::Restarted(all) => {
-                known.send_replace(Some(all.into_iter().map(entry).collect()));
+                let last = known.borrow().clone().unwrap_or_default();
+                known.send_replace(Some(all.keyed(last, |one| one.name.clone(), entry)));
             }
             Change::Applied(driver) => known.send_modify(|known| {
                 let (name, driver) = entry(driver);
                 known.get_or_insert_default().insert(name, driver);
             }),
             Change::Deleted(driver) => known.send_modify(|known| {
-                known.get_or_insert_default().remove(&entry(driver).0);
+                known.get_or_insert_default().remove(&driver.name);
             }),
             Change::Failed(error) => {
                 tracing::debug!("CSIDrivers could not be watched on the API server: {error}");
@@ -82,8 +83,8 @@ impl ClusterReader for StorageObjects {
     fn attachment<'a>(&'a self, name: &'a str) -> Read<'a, VolumeAttachment> {
         async move {
             let Some(client) = &self.client else { return none("volumeAttachment", "", name) };
-            let api: Api<VolumeAttachment> = Api::all(client.client(Lane::Main));
-            api.get(name).await.map_err(|error| object_error(&error))
+            let api: Api<Bare<VolumeAttachment>> = Api::all(client.client(Lane::Main));
+            api.get(name).await.map(|Bare(object)| object).map_err(|error| object_error(&error))
         }
         .boxed()
     }
@@ -91,8 +92,8 @@ impl ClusterReader for StorageObjects {
     fn secret<'a>(&'a self, namespace: &'a str, name: &'a str) -> Read<'a, Secret> {
         async move {
             let Some(client) = &self.client else { return none("secret", namespace, name) };
-            let api: Api<Secret> = Api::namespaced(client.client(Lane::Main), namespace);
-            api.get(name).await.map_err(|error| object_error(&error))
+            let api: Api<Bare<Secret>> = Api::namespaced(client.client(Lane::Main), namespace);
+            api.get(name).await.map(|Bare(object)| object).map_err(|error| object_error(&error))
         }
         .boxed()
     }

@@ -138,13 +138,16 @@ impl State {
     fn take(&mut self, change: Change<ClusterTrustBundle>) -> Vec<PodUid> {
         let before = self.bundles.clone().unwrap_or_default();
         match change {
-            Change::Restarted(all) => self.bundles = Some(all.into_iter().map(Bundle::of).collect()),
+            Change::Restarted(all) => {
+                let last = self.bundles.take().unwrap_or_default();
+                self.bundles = Some(all.keyed(last, |one| one.name.clone(), Bundle::of));
+            }
             Change::Applied(bundle) => {
                 let (name, bundle) = Bundle::of(bundle);
                 self.bundles.get_or_insert_default().insert(name, bundle);
             }
             Change::Deleted(bundle) => {
-                self.bundles.get_or_insert_default().remove(&Bundle::of(bundle).0);
+                self.bundles.get_or_insert_default().remove(&bundle.name);
             }
             Change::Failed(error) => {
                 tracing::debug!("cluster trust bundles could not be watched on the API server: {error}");
@@ -226,6 +229,8 @@ fn selects(selector: Option<&LabelSelector>, labels: &BTreeMap<String, String>) 
 
 #[cfg(test)]
 mod tests {
+    use bulkhead_apiclient::ObjectRef;
+    use bulkhead_apiclient::watch::List;
     use serde_json::json;
 
     use super::*;
@@ -245,7 +250,7 @@ mod tests {
     fn state() -> State {
         let mut state = State::default();
         let all = vec![bundle("a", "s", "x", &[1, 2, 2]), bundle("b", "s", "y", &[2, 3]), bundle("c", "", "x", &[4])];
-        state.take(Change::Restarted(all));
+        state.take(Change::Restarted(all.into()));
         state
     }
 
@@ -290,7 +295,7 @@ mod tests {
 
     impl State {
         fn take_all(mut self, anchors: Vec<u8>) -> BTreeMap<String, Bundle> {
-            self.take(Change::Restarted(vec![bundle("a", "s", "x", &anchors)]));
+            self.take(Change::Restarted(vec![bundle("a", "s", "x", &anchors)].into()));
             self.bundles.unwrap()
         }
     }
@@ -309,8 +314,13 @@ mod tests {
         };
         assert_eq!(told(Change::Applied(bundle("a", "s", "x", &[9]))), [uid(1), uid(2)]);
         assert_eq!(told(Change::Applied(bundle("a", "s", "x", &[9]))), []);
-        assert_eq!(told(Change::Deleted(bundle("c", "", "x", &[4]))), [uid(3)]);
+        let object = |name: &str| ObjectRef { name: name.into(), ..ObjectRef::default() };
+        assert_eq!(told(Change::Deleted(object("c"))), [uid(3)]);
         assert_eq!(told(Change::Failed("away".into())), []);
-        assert_eq!(told(Change::Restarted(vec![bundle("a", "other", "x", &[9])])), [uid(1), uid(2)]);
+        // Bundle b exists and cannot be decoded: it has not changed.
+        let (objects, undecodable) = (vec![bundle("a", "other", "x", &[9])], vec![object("b")]);
+        assert_eq!(told(Change::Restarted(List { objects, undecodable })), [uid(1), uid(2)]);
+        assert!(state.bundles.as_ref().unwrap().contains_key("b"));
+        assert_eq!(state.take(Change::Restarted(vec![bundle("a", "other", "x", &[9])].into())), [uid(2)], "s had b");
     }
 }

@@ -1,11 +1,13 @@
 //! What a watch asks for, and how it goes on after what may happen to it. Pure.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use kube::core::Status;
 use tokio::time::Instant;
 
 use super::lines::LineError;
+use crate::object::ObjectRef;
 
 /// Objects in one page of a list (client-go `tools/pager`).
 const PAGE: u32 = 500;
@@ -15,6 +17,8 @@ const SERVER_ENDS_AFTER_S: f64 = 300.0;
 const ENOUGH: u32 = 3;
 /// The same complaint once in this time.
 const REPEAT: Duration = Duration::from_secs(60);
+/// Objects that cannot be decoded are named in the log up to this number; who makes more of them does not fill it.
+const NAMED_MAX: usize = 256;
 
 /// Why an attempt ended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -60,7 +64,7 @@ pub(super) enum Instead {
 }
 
 impl Failure {
-    pub(super) fn undecodable(error: serde_json::Error) -> Self {
+    pub(super) fn undecodable(error: &serde_json::Error) -> Self {
         Failure::Undecodable { line: error.line(), column: error.column() }
     }
 
@@ -234,9 +238,36 @@ impl Quiet {
     }
 }
 
+/// Which objects were named in the log as those that cannot be decoded.
+#[derive(Debug, Default)]
+pub(super) struct Named(HashSet<ObjectRef>);
+
+impl Named {
+    /// True once for an object, and for no more of them than the log is to have.
+    pub(super) fn speaks(&mut self, object: &ObjectRef) -> bool {
+        self.0.len() < NAMED_MAX && !self.0.contains(object) && self.0.insert(object.clone())
+    }
+
+    /// It is gone.
+    pub(super) fn forget(&mut self, object: &ObjectRef) {
+        self.0.remove(object);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_object_is_named_once_and_not_too_many_of_them() {
+        let object = |number: usize| ObjectRef { uid: number.to_string(), ..ObjectRef::default() };
+        let mut named = Named::default();
+        assert!(named.speaks(&object(0)) && !named.speaks(&object(0)));
+        named.forget(&object(0));
+        assert_eq!((0..2 * NAMED_MAX).filter(|number| named.speaks(&object(*number))).count(), NAMED_MAX);
+        named.forget(&object(0));
+        assert!(named.speaks(&object(2 * NAMED_MAX)) && !named.speaks(&object(0)));
+    }
 
     #[test]
     fn queries() {

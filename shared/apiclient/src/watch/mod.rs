@@ -4,13 +4,16 @@
 //! The rules are those of client-go's reflector (`tools/cache/reflector.go`): a streaming list where the server takes
 //! it, else - within the same attempt - a list in pages; then a watch from there, ended by the server after five to ten
 //! minutes and resumed.
+//!
+//! An object that cannot be decoded ends nothing: it is named in the log, its last copy goes on counting, and all others are as if it
+//! were not there. What was noted of an object's managers is not decoded at all ([`crate::object`]).
 
 mod decide;
+mod decode;
 mod lines;
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,17 +22,20 @@ use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
+use kube::Resource;
 use kube::client::Body;
-use kube::core::{ObjectList, Status, WatchEvent};
-use kube::{Resource, ResourceExt as _};
-use serde::de::DeserializeOwned;
+use kube::core::Status;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use crate::backoff::{Backoff, random_fraction};
+use crate::object::{ObjectRef, Parted, Whole};
 use crate::session::LISTS_IN_PAGES;
 use crate::transport::Slot;
 use crate::{ApiClient, Lane};
-use decide::{Failure, Instead, Query, Quiet, enough_refusals, goes_back};
+use decide::{Failure, Instead, Named, Query, Quiet, enough_refusals, goes_back};
+use decode::{Item, Said, Undecodable};
 use lines::{LineError, Lines};
 
 /// A server sends a bookmark about once a minute.
@@ -60,25 +66,54 @@ pub struct Scope {
 
 /// One change. A (re)list arrives as `Restarted` with the complete set; later changes singly.
 #[derive(Debug, Clone)]
-pub enum Change<K> {
+pub enum Change<T> {
     /// Everything that exists now: what is not in it is gone.
-    Restarted(Vec<K>),
-    Applied(K),
-    Deleted(K),
+    Restarted(List<T>),
+    Applied(T),
+    Deleted(ObjectRef),
     /// The last attempt failed; the watch goes on by itself. For the log and for health.
     Failed(String),
 }
 
-/// Watches for ever. `managedFields` are dropped from each object before it is handed out.
-pub fn watch<K>(client: &ApiClient, lane: Lane, scope: Scope) -> BoxStream<'static, Change<K>>
-where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
-{
-    watch_with(client, lane, scope, |object: &mut K| object.meta_mut().managed_fields = None)
+/// Everything that exists.
+#[derive(Debug, Clone)]
+pub struct List<T> {
+    pub objects: Vec<T>,
+    /// These exist as well and cannot be decoded. The last copy of each goes on counting; one of which there is none is as if not
+    /// there.
+    pub undecodable: Vec<ObjectRef>,
 }
 
-/// The same, with whole objects: `strip` may take away from each what its caller does not keep. It is called before objects of a list
-/// are collected, so that a list of large objects is never in memory as a whole.
+impl<T> From<Vec<T>> for List<T> {
+    fn from(objects: Vec<T>) -> Self {
+        List { objects, undecodable: Vec::new() }
+    }
+}
+
+impl<T> List<T> {
+    /// The set by keys. `last`: what was known before, of which stays what exists and cannot be decoded.
+    pub fn keyed<Q: Ord, V>(
+        self,
+        mut last: BTreeMap<Q, V>,
+        key: impl Fn(&ObjectRef) -> Q,
+        entry: impl Fn(T) -> (Q, V),
+    ) -> BTreeMap<Q, V> {
+        let mut all: BTreeMap<Q, V> = self.undecodable.iter().filter_map(|one| last.remove_entry(&key(one))).collect();
+        all.extend(self.objects.into_iter().map(entry));
+        all
+    }
+}
+
+/// Watches for ever, objects without their `managedFields`.
+pub fn watch<K>(client: &ApiClient, lane: Lane, scope: Scope) -> BoxStream<'static, Change<K>>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Debug + Send + Sync + 'static,
+{
+    watch_with(client, lane, scope, |_| {})
+}
+
+/// The same. `strip` may take away from each object what its caller does not keep. It is called before objects of a list are
+/// collected, so that a list of large objects is never in memory as a whole.
 pub fn watch_with<K>(
     client: &ApiClient,
     lane: Lane,
@@ -86,7 +121,31 @@ pub fn watch_with<K>(
     strip: impl Fn(&mut K) + Send + Sync + 'static,
 ) -> BoxStream<'static, Change<K>>
 where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    K: Resource<DynamicType = ()> + DeserializeOwned + Debug + Send + Sync + 'static,
+{
+    let keep = move |Parted { mut object, .. }: Parted<K, IgnoredAny>| {
+        strip(&mut object);
+        object
+    };
+    start(client, lane, scope, Box::new(keep))
+}
+
+/// The same, objects with the text of their `managedFields`.
+pub fn watch_whole<K>(client: &ApiClient, lane: Lane, scope: Scope) -> BoxStream<'static, Change<Whole<K>>>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Debug + Send + Sync + 'static,
+{
+    start::<K, Box<RawValue>, _>(client, lane, scope, Box::new(|whole| whole))
+}
+
+/// What is kept of an object.
+type Keep<K, M, T> = Box<dyn Fn(Parted<K, M>) -> T + Send + Sync>;
+
+fn start<K, M, T>(client: &ApiClient, lane: Lane, scope: Scope, keep: Keep<K, M, T>) -> BoxStream<'static, Change<T>>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + 'static,
+    M: DeserializeOwned + 'static,
+    T: Send + 'static,
 {
     let watcher = Watcher {
         client: client.clone(),
@@ -94,14 +153,14 @@ where
         path: K::url_path(&(), scope.namespace.as_deref()),
         stall_after: scope.stall_after.unwrap_or(STALL_AFTER),
         scope,
-        strip: Box::new(strip),
+        keep,
         state: State::Nothing,
         backoff: Backoff::new(PAUSE.0, PAUSE.1),
         pause: Duration::ZERO,
         quiet: Quiet::default(),
+        named: Named::default(),
         streams_failed: 0,
         refusals: 0,
-        _kind: PhantomData,
     };
     futures_util::stream::unfold(watcher, |mut watcher| async move {
         let change = watcher.next().await;
@@ -119,31 +178,32 @@ enum State {
     Watching { at: String, lines: Lines, since: Instant },
 }
 
-struct Watcher<K> {
+struct Watcher<K, M, T> {
     client: ApiClient,
     lane: Lane,
     path: String,
     scope: Scope,
     stall_after: Duration,
-    strip: Box<dyn Fn(&mut K) + Send + Sync>,
+    keep: Keep<K, M, T>,
     state: State,
     backoff: Backoff,
     /// Before the next attempt.
     pause: Duration,
     quiet: Quiet,
+    named: Named,
     /// Streamed lists that failed, in a row.
     streams_failed: u32,
     /// Refusals in a row.
     refusals: u32,
-    _kind: PhantomData<fn() -> K>,
 }
 
-impl<K> Watcher<K>
+impl<K, M, T> Watcher<K, M, T>
 where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    K: Resource<DynamicType = ()> + DeserializeOwned,
+    M: DeserializeOwned,
 {
     /// The next thing to hand out.
-    async fn next(&mut self) -> Change<K> {
+    async fn next(&mut self) -> Change<T> {
         loop {
             match self.step().await {
                 Ok(Some(change)) => return change,
@@ -209,7 +269,7 @@ where
         }
     }
 
-    async fn step(&mut self) -> Result<Option<Change<K>>, Failure> {
+    async fn step(&mut self) -> Result<Option<Change<T>>, Failure> {
         self.rest().await;
         match &mut self.state {
             State::Nothing => {
@@ -230,33 +290,52 @@ where
     }
 
     /// Waits for one event of the running watch.
-    async fn event(&mut self) -> Result<Option<Change<K>>, Failure> {
+    async fn event(&mut self) -> Result<Option<Change<T>>, Failure> {
         let State::Watching { at, lines, .. } = &mut self.state else { return Ok(None) };
         let Some(line) = lines.next(self.stall_after).await? else { return Err(Failure::Ended) };
-        match decode::<K>(&line)? {
-            WatchEvent::Added(mut object) | WatchEvent::Modified(mut object) => {
-                version(at, &object);
-                (self.strip)(&mut object);
-                self.went_well();
-                Ok(Some(Change::Applied(object)))
+        let change = match decode::line::<K, M>(&line)? {
+            Said::Applied(Item::Read(parted)) => {
+                goes_to(at, parted.object.meta().resource_version.as_deref().unwrap_or_default());
+                Some(Change::Applied((self.keep)(parted)))
             }
-            WatchEvent::Deleted(mut object) => {
-                version(at, &object);
-                (self.strip)(&mut object);
-                self.went_well();
-                Ok(Some(Change::Deleted(object)))
+            Said::Applied(Item::Undecodable(one)) => {
+                goes_to(at, &one.resource_version);
+                self.name(&one);
+                None
             }
-            WatchEvent::Bookmark(bookmark) => {
-                let version = bookmark.metadata.resource_version;
+            Said::Deleted(object, resource_version) => {
+                goes_to(at, &resource_version);
+                self.named.forget(&object);
+                Some(Change::Deleted(object))
+            }
+            Said::Bookmark { resource_version, .. } => {
                 // The server was put back to an older state: nothing that it says would reach us from here.
-                if goes_back(at, &version) {
+                if goes_back(at, &resource_version) {
                     return Err(Failure::Expired);
                 }
-                *at = version;
-                self.went_well();
-                Ok(None)
+                *at = resource_version;
+                None
             }
-            WatchEvent::Error(status) => Err(Failure::of_status(&status)),
+            Said::Error(status) => return Err(Failure::of_status(&status)),
+        };
+        self.went_well();
+        Ok(change)
+    }
+
+    /// Names an object that cannot be decoded in the log.
+    fn name(&mut self, Undecodable { object, error, .. }: &Undecodable) {
+        let ObjectRef { namespace, name, uid } = object;
+        if self.named.speaks(object) {
+            tracing::warn!(
+                kind = %K::kind(&()),
+                namespace,
+                name,
+                uid,
+                %error,
+                "an object of the API server is left out: its last copy counts, or as long as there is none it is as if not there"
+            );
+        } else {
+            tracing::debug!(kind = %K::kind(&()), namespace, name, uid, %error, "an object of the API server is left out");
         }
     }
 
@@ -270,7 +349,7 @@ where
     }
 
     /// Everything that exists now; after it the state is a resource version or a running watch.
-    async fn list(&mut self) -> Result<Change<K>, Failure> {
+    async fn list(&mut self) -> Result<Change<T>, Failure> {
         let mut refusal = None;
         if self.client.shared.streams_lists() {
             let streamed = tokio::time::timeout(STREAMED_LIST, self.streamed_list()).await;
@@ -308,20 +387,27 @@ where
     }
 
     /// The list in pieces, consistent with the present.
-    async fn paged_list(&mut self) -> Result<Change<K>, Failure> {
-        let mut all = Vec::new();
+    async fn paged_list(&mut self) -> Result<Change<T>, Failure> {
+        let mut all = List::from(Vec::new());
         let mut token = String::new();
         loop {
             let query = self.query().page(&token);
             let body = self.get(&query).await?.into_body();
             let bytes = body.collect().await.map_err(|error| Failure::Broken(chain(&error)))?.to_bytes();
-            let mut page: ObjectList<K> = serde_json::from_slice(&bytes).map_err(Failure::undecodable)?;
+            let (items, list) = decode::page::<K, M>(&bytes)?;
             drop(bytes);
-            page.items.iter_mut().for_each(&self.strip);
-            all.append(&mut page.items);
-            token = page.metadata.continue_.unwrap_or_default();
+            for item in items {
+                match item {
+                    Item::Read(parted) => all.objects.push((self.keep)(parted)),
+                    Item::Undecodable(one) => {
+                        self.name(&one);
+                        all.undecodable.push(one.object);
+                    }
+                }
+            }
+            token = list.continue_.unwrap_or_default();
             if token.is_empty() {
-                self.state = State::At(page.metadata.resource_version.unwrap_or_default());
+                self.state = State::At(list.resource_version.unwrap_or_default());
                 self.went_well();
                 return Ok(Change::Restarted(all));
             }
@@ -329,35 +415,45 @@ where
     }
 
     /// The list as the beginning of a watch (KEP-3157).
-    async fn streamed_list(&mut self) -> Result<Change<K>, Failure> {
+    async fn streamed_list(&mut self) -> Result<Change<T>, Failure> {
         let query = self.query().streamed_list(random_fraction());
         let mut lines = Lines::new(self.get(&query).await?);
-        let mut all = BTreeMap::new();
+        let (mut objects, mut undecodable) = (BTreeMap::new(), BTreeMap::new());
         loop {
             let stalled = |error| match error {
                 LineError::Stalled(_) => Failure::NoInitialEvents,
                 error => error.into(),
             };
             let line = lines.next(LIST_STALL).await.map_err(stalled)?.ok_or(Failure::NoInitialEvents)?;
-            let key = |object: &K| (object.namespace().unwrap_or_default(), object.name_any());
-            match decode::<K>(&line)? {
-                WatchEvent::Added(mut object) | WatchEvent::Modified(mut object) => {
-                    (self.strip)(&mut object);
-                    all.insert(key(&object), object);
+            match decode::line::<K, M>(&line)? {
+                Said::Applied(Item::Read(parted)) => {
+                    let meta = parted.object.meta();
+                    let key = (meta.namespace.clone().unwrap_or_default(), meta.name.clone().unwrap_or_default());
+                    undecodable.remove(&key);
+                    objects.insert(key, (self.keep)(parted));
                 }
-                WatchEvent::Deleted(object) => {
-                    all.remove(&key(&object));
-                }
-                WatchEvent::Bookmark(bookmark) => {
-                    let ends = bookmark.metadata.annotations.get("k8s.io/initial-events-end");
-                    if ends.is_some_and(|value| value == "true") {
-                        let at = bookmark.metadata.resource_version;
-                        self.state = State::Watching { at, lines, since: Instant::now() };
-                        self.went_well();
-                        return Ok(Change::Restarted(all.into_values().collect()));
+                Said::Applied(Item::Undecodable(one)) => {
+                    self.name(&one);
+                    let key = (one.object.namespace.clone(), one.object.name.clone());
+                    // Else this list itself has its last copy.
+                    if !objects.contains_key(&key) {
+                        undecodable.insert(key, one.object);
                     }
                 }
-                WatchEvent::Error(status) => return Err(Failure::of_status(&status)),
+                Said::Deleted(object, _) => {
+                    self.named.forget(&object);
+                    let key = (object.namespace, object.name);
+                    objects.remove(&key);
+                    undecodable.remove(&key);
+                }
+                Said::Bookmark { resource_version: at, ends_list: true } => {
+                    self.state = State::Watching { at, lines, since: Instant::now() };
+                    self.went_well();
+                    let (objects, undecodable) = (objects.into_values().collect(), undecodable.into_values().collect());
+                    return Ok(Change::Restarted(List { objects, undecodable }));
+                }
+                Said::Bookmark { .. } => {}
+                Said::Error(status) => return Err(Failure::of_status(&status)),
             }
         }
     }
@@ -404,14 +500,10 @@ fn words(code: StatusCode, body: &[u8]) -> String {
     if line.is_empty() { code.canonical_reason().unwrap_or_default().to_owned() } else { line }
 }
 
-fn decode<K: DeserializeOwned>(line: &[u8]) -> Result<WatchEvent<K>, Failure> {
-    serde_json::from_slice(line).map_err(Failure::undecodable)
-}
-
 /// Remembers how far we are.
-fn version<K: Resource>(at: &mut String, object: &K) {
-    if let Some(version) = &object.meta().resource_version {
-        at.clone_from(version);
+fn goes_to(at: &mut String, resource_version: &str) {
+    if !resource_version.is_empty() {
+        resource_version.clone_into(at);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bulkhead_apiclient::watch::{Change, Scope, watch, watch_with};
+use bulkhead_apiclient::watch::{Change, List, Scope, watch, watch_whole, watch_with};
 use bulkhead_apiclient::{ApiClient, Lane};
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
@@ -32,9 +32,13 @@ fn show(change: &Change<Pod>) -> String {
         format!("{}@{}", metadata.name.as_deref().unwrap(), metadata.resource_version.as_deref().unwrap())
     };
     match change {
-        Change::Restarted(all) => format!("all {}", all.iter().map(one).collect::<Vec<_>>().join(" ")),
+        Change::Restarted(List { objects, undecodable }) => {
+            let read = objects.iter().map(one);
+            let not = undecodable.iter().map(|one| format!("not:{}/{}/{}", one.namespace, one.name, one.uid));
+            format!("all {}", read.chain(not).collect::<Vec<_>>().join(" "))
+        }
         Change::Applied(pod) => format!("applied {}", one(pod)),
-        Change::Deleted(pod) => format!("deleted {}", one(pod)),
+        Change::Deleted(pod) => format!("deleted {}/{}/{}", pod.namespace, pod.name, pod.uid),
         Change::Failed(text) => format!("failed {text}"),
     }
 }
@@ -79,7 +83,7 @@ async fn a_streamed_list_and_its_watch() {
     events.send(line[..30].to_owned()).unwrap();
     events.send(format!("{}{}\n", &line[30..], event("DELETED", pod("a", 10)))).unwrap();
     assert_eq!(show(&next(&mut watch).await), "applied a@9");
-    assert_eq!(show(&next(&mut watch).await), "deleted a@10");
+    assert_eq!(show(&next(&mut watch).await), "deleted ns/a/uid-a");
     events.send(bookmark(20, false)).unwrap();
     drop(events);
     // It goes on from the bookmark.
@@ -98,7 +102,7 @@ async fn a_server_that_streams_no_lists_is_asked_for_pages() {
         let api = dialogue.client();
         let mut watch =
             watch_with(&api, Lane::Main, Scope { namespace: Some("ns".into()), ..scope() }, |pod: &mut Pod| {
-                assert!(pod.metadata.managed_fields.take().is_some(), "whole");
+                assert!(pod.metadata.managed_fields.is_none(), "bare");
                 pod.metadata.uid = None;
             });
         let (first, seen) = tokio::join!(next(&mut watch), async {
@@ -115,7 +119,7 @@ async fn a_server_that_streams_no_lists_is_asked_for_pages() {
         });
         assert_eq!(show(&first), "all a@5 b@6");
         let Change::Restarted(all) = &first else { panic!("{first:?}") };
-        assert!(all.iter().all(|pod| pod.metadata.uid.is_none()), "stripped");
+        assert!(all.objects.iter().all(|pod| pod.metadata.uid.is_none()), "stripped");
         assert_eq!(seen.0.uri.path(), "/api/v1/namespaces/ns/pods");
         assert!(seen.0.query().ends_with("&limit=500") && seen.1.query().ends_with("&limit=500&continue=more"));
         let (_, (seen, events)) =
@@ -381,6 +385,110 @@ async fn a_broken_event_is_an_error_and_the_watch_lists_again() {
         events.send(event("MODIFIED", pod("a", 6))).unwrap();
     });
     assert_eq!(show(&change), "applied a@6");
+}
+
+/// With what others may have noted of its managers: a time that is none here, and sets too deep for a recursive decoder.
+fn hostile(name: &str, version: u32) -> String {
+    let deep = format!("{}{{}}{}", r#"{"f:a":"#.repeat(200), "}".repeat(200));
+    let managed = format!(r#"[{{"manager":"x","time":"9999-12-31T00:00:00Z","fieldsV1":{deep}}}]"#);
+    let mut pod = pod(name, version);
+    pod["metadata"]["managedFields"] = serde_json::json!("here");
+    pod.to_string().replacen(r#""here""#, &managed, 1)
+}
+
+/// A pod with a time in its status that is none here.
+fn undecodable(name: &str, version: u32) -> serde_json::Value {
+    let mut pod = pod(name, version);
+    pod["status"]["startTime"] = serde_json::json!("9999-12-31T00:00:00Z");
+    pod
+}
+
+#[tokio::test]
+async fn what_others_noted_of_managers_ends_no_list_and_no_watch() {
+    let line = |kind: &str, object: String| format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n");
+    for streamed in [true, false] {
+        let mut dialogue = Dialogue::start().await;
+        let api = dialogue.client();
+        let mut watch = watch_whole::<Pod>(&api, Lane::Main, scope());
+        let (first, events) = tokio::join!(soon(watch.next()), async {
+            if streamed {
+                let (_, events) = dialogue.stream().await;
+                events.send(line("ADDED", hostile("a", 5))).unwrap();
+                events.send(event("ADDED", pod("b", 6))).unwrap();
+                events.send(bookmark(6, true)).unwrap();
+                return Some(events);
+            }
+            dialogue.reply(answer(422, status(422, "Invalid").to_string())).await;
+            let items = format!("{},{}", hostile("a", 5), pod("b", 6));
+            let list = format!(r#"{{"kind":"PodList","metadata":{{"resourceVersion":"6"}},"items":[{items}]}}"#);
+            dialogue.reply(answer(200, list)).await;
+            None
+        });
+        let Some(Change::Restarted(list)) = first else { panic!("{first:?}") };
+        let names: Vec<&str> = list.objects.iter().filter_map(|one| one.object.metadata.name.as_deref()).collect();
+        assert!(list.undecodable.is_empty() && names == ["a", "b"], "{names:?}");
+        assert!(list.objects.iter().all(|one| one.object.metadata.managed_fields.is_none()));
+        let kept = list.objects[0].managed_fields.as_ref().unwrap().get();
+        assert!(kept.starts_with(r#"[{"manager":"x""#) && kept.ends_with("}]"), "{kept}");
+        let events = match events {
+            Some(events) => events,
+            None => {
+                let streamed = tokio::time::timeout(Duration::from_secs(1), watch.next());
+                tokio::join!(streamed, dialogue.stream()).1.1
+            }
+        };
+        events.send(line("MODIFIED", hostile("a", 7))).unwrap();
+        events.send(line("DELETED", hostile("a", 8))).unwrap();
+        let change = soon(watch.next()).await.unwrap();
+        assert!(
+            matches!(&change, Change::Applied(one) if one.object.metadata.resource_version.as_deref() == Some("7"))
+        );
+        assert!(matches!(soon(watch.next()).await.unwrap(), Change::Deleted(gone) if gone.uid == "uid-a"));
+    }
+}
+
+#[tokio::test]
+async fn an_object_that_cannot_be_decoded_is_left_out_and_no_other() {
+    let mut dialogue = Dialogue::start().await;
+    let api = dialogue.client();
+    let mut watch = pods(&api);
+    let (first, events) = tokio::join!(next(&mut watch), async {
+        let (_, events) = dialogue.stream().await;
+        for line in [
+            event("ADDED", undecodable("a", 1)),
+            event("ADDED", pod("b", 2)),
+            event("ADDED", undecodable("c", 3)),
+            event("ADDED", undecodable("d", 4)),
+            // Of b this list has a copy; c can be decoded after all; d is gone.
+            event("MODIFIED", undecodable("b", 5)),
+            event("MODIFIED", pod("c", 6)),
+            event("DELETED", undecodable("d", 7)),
+            bookmark(7, true),
+        ] {
+            events.send(line).unwrap();
+        }
+        events
+    });
+    assert_eq!(show(&first), "all b@2 c@6 not:ns/a/uid-a");
+    // Nothing is told of what cannot be decoded, but its end, and the watch goes on from behind it.
+    events.send(event("MODIFIED", undecodable("b", 8))).unwrap();
+    events.send(event("MODIFIED", pod("c", 9))).unwrap();
+    assert_eq!(show(&next(&mut watch).await), "applied c@9");
+    events.send(event("DELETED", undecodable("b", 10))).unwrap();
+    assert_eq!(show(&next(&mut watch).await), "deleted ns/b/uid-b");
+    events.send(event("ADDED", undecodable("e", 11))).unwrap();
+    drop(events);
+    let ((seen, events), _) =
+        tokio::join!(dialogue.stream(), tokio::time::timeout(Duration::from_secs(2), watch.next()));
+    assert!(seen.query().contains("&resourceVersion=11&"), "{seen:?}");
+    // In pages the same.
+    events.send(event("ERROR", status(410, "Expired"))).unwrap();
+    let (again, _) = tokio::join!(next(&mut watch), async {
+        dialogue.reply(answer(422, status(422, "Invalid").to_string())).await;
+        dialogue.reply(list(12, &[undecodable("a", 1), pod("c", 9)], "more")).await;
+        dialogue.reply(list(12, &[undecodable("e", 11)], "")).await
+    });
+    assert_eq!(show(&again), "all c@9 not:ns/a/uid-a not:ns/e/uid-e");
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::time::Duration;
 
 use bulkhead_apiclient::watch::{Change, Scope, watch};
-use bulkhead_apiclient::{ApiClient, Lane, random_fraction};
+use bulkhead_apiclient::{ApiClient, Bare, Lane, ObjectRef, random_fraction};
 use bulkhead_ipc::syncd::PodCertificateAsk;
 use bulkhead_types::PodUid;
 use futures_util::StreamExt as _;
@@ -238,9 +238,10 @@ impl PodCertificates {
         let key_type = wanted.key_type.clone();
         // RSA's are made one at a time: each keeps a thread busy for up to seconds, and others need these threads and the cores too.
         let turn = if key::takes_long(&key_type) { Some(self.turn.lock().await) } else { None };
-        let accounts: Api<ServiceAccount> = Api::namespaced(self.ports.client.client(Lane::Main), &wanted.namespace);
+        let accounts: Api<Bare<ServiceAccount>> =
+            Api::namespaced(self.ports.client.client(Lane::Main), &wanted.namespace);
         let account = accounts.get(&wanted.service_account).await;
-        let account = account.map_err(|error| format!("while fetching service account: {error}"))?;
+        let Bare(account) = account.map_err(|error| format!("while fetching service account: {error}"))?;
         let node = self.ports.node.borrow().node.clone();
         let node_uid = node.and_then(|node| node.metadata.uid.clone());
         let node_uid = node_uid.ok_or("while getting node object from local cache: it is not there yet")?;
@@ -300,12 +301,16 @@ async fn follow(certificates: Weak<PodCertificates>, mut stream: BoxStream<'stat
         let Some(certificates) = certificates.upgrade() else { return };
         let mut kept = certificates.kept();
         match change {
-            Change::Restarted(all) => kept.answers = all.iter().map(entry).collect(),
+            Change::Restarted(all) => {
+                let last = std::mem::take(&mut kept.answers);
+                let name = |one: &ObjectRef| (one.namespace.clone(), one.name.clone());
+                kept.answers = all.keyed(last, name, |request| entry(&request));
+            }
             Change::Applied(request) => {
                 let (name, answer) = entry(&request);
                 kept.answers.insert(name, answer);
             }
-            Change::Deleted(request) => drop(kept.answers.remove(&entry(&request).0)),
+            Change::Deleted(request) => drop(kept.answers.remove(&(request.namespace, request.name))),
             Change::Failed(error) => {
                 tracing::debug!("pod certificate requests could not be watched on the API server: {error}");
             }

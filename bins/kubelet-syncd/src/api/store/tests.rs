@@ -1,5 +1,6 @@
 use std::collections::HashMap;
 
+use bulkhead_apiclient::ObjectRef;
 use bulkhead_apiclient::watch::Change;
 use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
@@ -45,9 +46,12 @@ impl Fake {
     fn delete(&self, name: &str) {
         let mut state = self.state.lock().unwrap();
         let key = ("ns".to_owned(), name.to_owned());
-        let Some(object) = state.objects.remove(&key) else { return };
+        if state.objects.remove(&key).is_none() {
+            return;
+        }
         for watch in state.watches.get(&key).into_iter().flatten() {
-            let _ = watch.send(Change::Deleted(object.clone()));
+            let object = ObjectRef { namespace: "ns".into(), name: name.into(), uid: String::new() };
+            let _ = watch.send(Change::Deleted(object));
         }
     }
 
@@ -86,7 +90,8 @@ impl ObjectServer<ConfigMap> for Fake {
         let mut state = self.state.lock().unwrap();
         let key = (namespace.to_owned(), name.to_owned());
         if !state.away {
-            sender.send(Change::Restarted(state.objects.get(&key).cloned().into_iter().collect())).unwrap();
+            let objects: Vec<ConfigMap> = state.objects.get(&key).cloned().into_iter().collect();
+            sender.send(Change::Restarted(objects.into())).unwrap();
         }
         state.watches_ever += 1;
         state.watches.entry(key).or_default().push(sender);

@@ -162,7 +162,9 @@ impl<K: Content> Watched<K> {
 /// False: nothing more is to be watched.
 fn take<K: Content>(items: &Items<K>, news: &News, key: &Key, change: Change<K>) -> bool {
     let now = match change {
-        Change::Restarted(all) => all.into_iter().next(),
+        // It is there: what was said of it stays, and where nothing was, nothing is said.
+        Change::Restarted(all) if !all.undecodable.is_empty() => return true,
+        Change::Restarted(all) => all.objects.into_iter().next(),
         Change::Applied(object) => Some(object),
         Change::Deleted(_) => None,
         Change::Failed(error) => {
