@@ -46,12 +46,17 @@ impl Stage {
 }
 
 /// Does the work of a stage. Of one that is given up nothing is counted.
-pub async fn during<T>(stage: Stage, work: impl Future<Output = T>) -> T {
-    let name = stage.name();
-    let began = Instant::now();
-    let done = work.instrument(span(name)).await;
-    let _ = START.try_with(|times| times.with_label_values(&[name]).observe(began.elapsed().as_secs_f64()));
-    done
+pub fn during<T>(stage: Stage, work: impl Future<Output = T>) -> impl Future<Output = T> {
+    // Boxed: an async function holds what it is given beside what it awaits, so that a sync, of stages within others, would double
+    // in size with each.
+    let work = Box::pin(work);
+    async move {
+        let name = stage.name();
+        let began = Instant::now();
+        let done = work.instrument(span(name)).await;
+        let _ = START.try_with(|times| times.with_label_values(&[name]).observe(began.elapsed().as_secs_f64()));
+        done
+    }
 }
 
 /// Waits for a turn in the middle of work, which a trace shows as time in the queue. The stage that needs the turn counts it as its own.

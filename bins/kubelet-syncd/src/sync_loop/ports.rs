@@ -87,8 +87,8 @@ pub async fn with_take_down<T>(take_down: TakeDown, end: impl Future<Output = T>
 }
 
 /// Runs a sync; what it starts waits for its turn, and the turn ends with the sync at the latest.
-pub async fn with_turn<T>(pleg: Pleg, uid: PodUid, sync: impl Future<Output = T>) -> T {
-    TURN.scope(Turn { held: Arc::default(), images: Arc::default(), pleg, uid }, sync).await
+pub fn with_turn<T>(pleg: Pleg, uid: PodUid, sync: impl Future<Output = T>) -> impl Future<Output = T> {
+    TURN.scope(Turn { held: Arc::default(), images: Arc::default(), pleg, uid }, Box::pin(sync))
 }
 
 /// The next pod may start; PLEG still waits for the end of this sync.
@@ -112,19 +112,22 @@ fn let_go() {
 }
 
 /// Waits for something; when that takes longer than `soon`, others start meanwhile, and PLEG looks.
-async fn let_go_after<T>(soon: Duration, what: impl Future<Output = T>) -> T {
-    tokio::pin!(what);
-    tokio::select! {
-        done = &mut what => done,
-        () = tokio::time::sleep(soon) => {
-            let_go();
-            what.await
+fn let_go_after<T>(soon: Duration, what: impl Future<Output = T>) -> impl Future<Output = T> {
+    // Boxed, as in `stages::during`.
+    let mut what = Box::pin(what);
+    async move {
+        tokio::select! {
+            done = &mut what => done,
+            () = tokio::time::sleep(soon) => {
+                let_go();
+                what.await
+            }
         }
     }
 }
 
-async fn unhurried<T>(what: impl Future<Output = T>) -> T {
-    let_go_after(SOON, what).await
+fn unhurried<T>(what: impl Future<Output = T>) -> impl Future<Output = T> {
+    let_go_after(SOON, what)
 }
 
 /// Waits for the end of one container of a pod that goes on.

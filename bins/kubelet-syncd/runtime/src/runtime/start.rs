@@ -451,13 +451,17 @@ impl<R: RuntimeService, F: HostFiles, I: Images> Start<'_, R, F, I> {
 }
 
 /// Waits for something that nobody needs once the pod ends.
-pub(super) async fn unless_cancelled<T>(
+pub(super) fn unless_cancelled<T>(
     cancel: &CancellationToken,
     what: impl Future<Output = T>,
-) -> Result<T, ActionError> {
-    tokio::select! {
-        biased;
-        () = cancel.cancelled() => Err(ActionError::cancelled()),
-        done = what => Ok(done),
+) -> impl Future<Output = Result<T, ActionError>> {
+    // Boxed, as in `stages::during`.
+    let what = Box::pin(what);
+    async move {
+        tokio::select! {
+            biased;
+            () = cancel.cancelled() => Err(ActionError::cancelled()),
+            done = what => Ok(done),
+        }
     }
 }
