@@ -122,7 +122,7 @@ use bulkhead_ipc::evictiond::stats_server::StatsServer;
 use bulkhead_ipc::peers::{MethodRule, Role};
 use bulkhead_types::Process;
 use bulkhead_worker::WorkerPool;
-use bulkhead_worker::pool::{Hanging, degraded};
+use bulkhead_worker::hanging::{Hanging, degraded};
 
 use eviction::manager::Manager;
 use eviction::next::Ranker;

@@ -117,7 +117,8 @@ impl PersistentVolumes {
 
 impl PersistentVolumes {
     /// Has the folder looked at, by a task of its own: what comes late is noted late. A folder that has not been answered for,
-    /// because its server is away, is not asked for again: each question takes a worker.
+    /// because its server is away, is not asked for again; of the pod's other folders nothing is known meanwhile, as the pod has
+    /// one worker for all of them.
     fn measure(&self, told: VolumeUsage) -> Option<JoinHandle<()>> {
         let lock = |asked: &Mutex<HashSet<String>>, act: fn(&mut HashSet<String>, String) -> bool, folder| {
             act(&mut asked.lock().unwrap_or_else(PoisonError::into_inner), folder)
@@ -127,7 +128,7 @@ impl PersistentVolumes {
         }
         let this = self.clone();
         Some(tokio::spawn(async move {
-            let fs = this.walker.file_system(told.folder.clone()).await;
+            let fs = this.walker.volume(&told.pod_uid, told.folder.clone()).await;
             let time = Moment::now().text;
             let fs = fs.map(|fs| stats::whole(fs, &time));
             note(&mut this.figures.lock().unwrap_or_else(PoisonError::into_inner), &told, fs, &time);
@@ -340,7 +341,7 @@ mod tests {
         let (release, held) = std::sync::mpsc::channel::<()>();
         let (held, asked) = (Mutex::new(held), Arc::new(Mutex::new(0)));
         let counted = asked.clone();
-        let pool = WorkerPool::here(move |request| {
+        let pool = WorkerPool::here(crate::walker::LIMITS, move |request| {
             if String::from_utf8_lossy(&request.bytes).contains("/away") {
                 *counted.lock().unwrap() += 1;
                 let _ = held.lock().unwrap().recv();
@@ -362,5 +363,44 @@ mod tests {
         release.send(()).unwrap();
         volumes.measure(of("p", "/away")).unwrap().await.unwrap();
         assert_eq!(*asked.lock().unwrap(), 2, "and asked for again once it was answered for");
+    }
+
+    /// Each of its volumes is a question; none of them but the first is waited for, and nobody else is refused for them.
+    #[tokio::test]
+    async fn a_pod_with_silent_volumes_takes_one_worker_and_the_node_is_measured() {
+        use bulkhead_ipc::common::{FileSystemFigures, WalkReply};
+        use bulkhead_worker::{Limits, Message, WorkerPool};
+        use prost::Message as _;
+
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let (held, met) = (Mutex::new(held), Arc::new(Mutex::new(0)));
+        let counted = met.clone();
+        let limits = Limits { hangs_after: Duration::from_millis(50), ..crate::walker::LIMITS };
+        let pool = WorkerPool::here(limits, move |request| {
+            if String::from_utf8_lossy(&request.bytes).contains("/away") {
+                *counted.lock().unwrap() += 1;
+                let _ = held.lock().unwrap().recv();
+            }
+            let figures = FileSystemFigures { capacity_bytes: 7, ..FileSystemFigures::default() };
+            Message::of(WalkReply { file_system: Some(figures), ..WalkReply::default() }.encode_to_vec())
+        });
+        let link = Link::open("test", bulkhead_types::Process::Syncd, std::path::Path::new("/nowhere"));
+        let walker = Walker::new(pool.clone());
+        let volumes = PersistentVolumes::new(link, walker.clone(), Some(Duration::from_secs(60)));
+        let of = |pod: &str, folder: String| VolumeUsage { folder, ..told(pod, "v", None) };
+        let asked: Vec<_> = (0..61).map(|n| volumes.measure(of("attacker", format!("/away/{n}"))).unwrap()).collect();
+        let mut asked = asked.into_iter();
+        let first = asked.next().unwrap();
+        for refused in asked {
+            refused.await.unwrap();
+        }
+        assert_eq!((pool.hanging().len(), *met.lock().unwrap()), (1, 1));
+        assert!(walker.file_system("/var/lib/kubelet".into()).await.is_some(), "the node's signals");
+        assert!(walker.container_logs(&[]).await.is_some(), "rotation of logs");
+        volumes.measure(of("other", "/there".into())).unwrap().await.unwrap();
+        assert_eq!((volumes.of("other").len(), volumes.of("attacker").len()), (1, 0));
+        release.send(()).unwrap();
+        first.await.unwrap();
+        assert_eq!((volumes.of("attacker").len(), pool.hanging().len()), (1, 0));
     }
 }

@@ -338,7 +338,7 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
             .iter()
             .map(|mounted| {
                 let (walker, point) = (self.walker.clone(), mounted.point.to_string_lossy().into_owned());
-                (mounted.clone(), async move { walker.file_system(point).await })
+                (mounted.clone(), async move { walker.disk(point).await })
             })
             .collect();
         self.mounted.refresh(statfs, DISK_PATIENCE).await;

@@ -6,15 +6,26 @@ use bulkhead_ipc::common::{
 };
 use bulkhead_ipc::syncd::ContainerLogPlace;
 use bulkhead_types::{InstancePaths, LogForm, LogStamp, chain};
-use bulkhead_worker::{Limits, Message, WorkerPool};
+use bulkhead_worker::fork_server::WORKERS_MAX;
+use bulkhead_worker::{Limits, Message, Party, Share, Shares, WorkerPool};
 use prost::Message as _;
 
 use crate::disk::{FileSystem, Folder, Volume};
 use crate::pods::Pod;
 
-/// A walk takes a processor: no more of them than leave the others theirs. A file system that does not answer keeps one
-/// worker for each pod that has a volume there.
-pub const LIMITS: Limits = Limits { at_once: 4, hanging: 60, hangs_after: Limits::HANGS_AFTER };
+/// A walk takes a processor: no more of them than leave the others theirs. Of file systems that do not answer, one folder may be
+/// asked for by statistics, eviction, images' removal and once more; a pod is walked for its volumes and for its logs; and of a
+/// pod's volumes with servers one is asked at a time (as upstream, `pkg/kubelet/server/stats/volume_stat_calculator.go`), so
+/// that one which does not answer keeps one worker, whatever the pod has beside it.
+pub const LIMITS: Limits = Limits {
+    shares: Shares {
+        node: Share { places: 8, at_once: 4, of_one: 4 },
+        local: Share { places: 40, at_once: 4, of_one: 2 },
+        foreign: Share { places: 24, at_once: 4, of_one: 1 },
+    },
+    hangs_after: Limits::HANGS_AFTER,
+};
+const _: () = assert!(LIMITS.workers() <= WORKERS_MAX, "the fork server has fewer");
 
 /// What a pod's log folder and its containers' hold.
 #[derive(Debug, Clone, Default)]
@@ -52,13 +63,27 @@ impl Walker {
     /// For tests, on threads of this process: the very function that kubelet-walker's workers run.
     #[cfg(test)]
     pub fn here(paths: InstancePaths) -> Self {
-        Walker::new(WorkerPool::here(move |request| kubelet_walker::answer::answer(&paths, &request)))
+        Walker::new(WorkerPool::here(LIMITS, move |request| kubelet_walker::answer::answer(&paths, &request)))
     }
 
-    /// Figures of the file system that holds this absolute path; `None` where it is not there or nobody answers.
+    /// Figures of the file system that holds this absolute path of the node's own; `None` where it is not there or nobody answers.
     pub async fn file_system(&self, path: String) -> Option<FileSystem> {
+        self.statfs(Party::node(path.as_str()), path).await
+    }
+
+    /// The same of a disk that is mounted here, whosever it is.
+    pub async fn disk(&self, point: String) -> Option<FileSystem> {
+        self.statfs(Party::local(point.as_str()), point).await
+    }
+
+    /// The same of a pod's volume that may have a server.
+    pub async fn volume(&self, pod_uid: &str, folder: String) -> Option<FileSystem> {
+        self.statfs(Party::foreign(format!("pod {pod_uid}")), folder).await
+    }
+
+    async fn statfs(&self, party: Party, path: String) -> Option<FileSystem> {
         let what = format!("statfs of {path}");
-        self.ask(what, What::FileSystem(path)).await?.file_system.map(FileSystem::from)
+        self.ask(party, what, What::FileSystem(path)).await?.file_system.map(FileSystem::from)
     }
 
     /// The pod's volumes that are there.
@@ -70,7 +95,7 @@ impl Walker {
             .collect();
         let asked = WalkVolumes { pod_uid: pod.uid.to_string(), volumes };
         let what = format!("the volumes of pod {}/{} ({})", pod.namespace, pod.name, pod.uid);
-        let reply = self.ask(what, What::Volumes(asked)).await?;
+        let reply = self.ask(Party::local(format!("pod {}", pod.uid)), what, What::Volumes(asked)).await?;
         let measured = reply.volumes.into_iter().map(|one| {
             let fs = one.file_system.map(FileSystem::from).unwrap_or_default();
             let folder = one.folder.map(Folder::from).unwrap_or_default();
@@ -88,7 +113,8 @@ impl Walker {
             containers: pod.containers.iter().map(|container| container.name.to_string()).collect(),
         };
         let what = format!("the logs of pod {}/{} ({})", pod.namespace, pod.name, pod.uid);
-        let figures = self.ask(what, What::PodLogs(asked)).await?.pod_logs?;
+        let party = Party::local(format!("pod {}", pod.uid));
+        let figures = self.ask(party, what, What::PodLogs(asked)).await?.pod_logs?;
         let containers = figures.containers.into_iter();
         Some(Logs {
             fs: figures.file_system.map(FileSystem::from),
@@ -107,13 +133,14 @@ impl Walker {
             restart_count: log.number,
         });
         let asked = WalkContainerLogs { logs: asked.collect() };
-        let reply = self.ask("the sizes of containers' logs".to_owned(), What::ContainerLogs(asked)).await?;
+        let what = "the sizes of containers' logs".to_owned();
+        let reply = self.ask(Party::node("containers' logs"), what, What::ContainerLogs(asked)).await?;
         (reply.container_logs.len() == logs.len()).then(|| reply.container_logs.into_iter().map(log_files).collect())
     }
 
-    async fn ask(&self, what: String, request: What) -> Option<WalkReply> {
+    async fn ask(&self, party: Party, what: String, request: What) -> Option<WalkReply> {
         let request = WalkRequest { what: Some(request) }.encode_to_vec();
-        let reply = match self.workers.call(what.clone(), Message::of(request), ()).await {
+        let reply = match self.workers.call(party, what.clone(), Message::of(request), ()).await {
             Ok(reply) => reply,
             Err(error) => {
                 tracing::debug!(what, error = chain(&error), "nothing is known of this");

@@ -117,7 +117,7 @@ use bulkhead_ipc::peers::PeerUsers;
 use bulkhead_sys::inotify::Inotify;
 use bulkhead_types::Epoch;
 use bulkhead_worker::WorkerPool;
-use bulkhead_worker::pool::{Hanging, degraded};
+use bulkhead_worker::hanging::{Hanging, degraded};
 
 use crate::node::{Node, Settings};
 

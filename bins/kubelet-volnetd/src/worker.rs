@@ -4,6 +4,8 @@
 //! A worker is forked from this program before it has a thread, a lock or a socket: same user, capabilities and filter, and
 //! one descriptor. It keeps no state: the journal's intents and the pods' locks stay here.
 
+mod party;
+
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,8 +14,8 @@ use bulkhead_config::NodeConfig;
 use bulkhead_sys::program::Title;
 use bulkhead_sys::{fork, scm};
 use bulkhead_types::{PodUid, VolumeName};
-use bulkhead_worker::fork_server::Watch;
-use bulkhead_worker::{Connections, Limits, Message, WorkerError, WorkerPool, serve};
+use bulkhead_worker::fork_server::{WORKERS_MAX, Watch};
+use bulkhead_worker::{Connections, Limits, Message, Share, Shares, WorkerError, WorkerPool, serve};
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
@@ -37,8 +39,17 @@ use crate::volumes::sub_path::{self, SubPath};
 use crate::volumes::teardown::{self, Kept, Outcome, Scope};
 use crate::volumes::{SetUp, VolumeError, ownership, pod_dir};
 
-/// As many as the pool of threads has; and of those that hang one for each pod with a dead mount.
-pub const LIMITS: Limits = Limits { at_once: 8, hanging: 64, hangs_after: Limits::HANGS_AFTER };
+/// A pod has one verb in work, under its lock, and one beside it that takes none. What stays on this machine goes on however many
+/// servers of pods are silent.
+pub const LIMITS: Limits = Limits {
+    shares: Shares {
+        node: Share { places: 4, at_once: 4, of_one: 4 },
+        local: Share { places: 20, at_once: 8, of_one: 2 },
+        foreign: Share { places: 48, at_once: 8, of_one: 2 },
+    },
+    hangs_after: Limits::HANGS_AFTER,
+};
+const _: () = assert!(LIMITS.workers() <= WORKERS_MAX, "the fork server has fewer");
 
 /// One act in a worker.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -308,7 +319,8 @@ pub async fn call<H: Send + 'static>(
     let bytes = serde_json::to_vec(task).map_err(|error| Status::internal(format!("{}: {error}", task.what())))?;
     let request = Message { bytes, fds: fd.into_iter().collect() };
     let what = task.what();
-    let answered = tokio::time::timeout(task.patience(), workers.call(what.clone(), request, held)).await;
+    let asked = async { workers.call(party::of(task).await, what.clone(), request, held).await };
+    let answered = tokio::time::timeout(task.patience(), asked).await;
     let mut answer = answered.map_err(|_| hangs(workers, &what))?.map_err(unavailable)?;
     let result: Result<Done, Refusal> = serde_json::from_slice(&answer.bytes)
         .map_err(|error| Status::internal(format!("a worker's answer to {} is none: {error}", task.what())))?;

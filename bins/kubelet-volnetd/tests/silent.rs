@@ -14,6 +14,8 @@ use bulkhead_ipc::volnetd::*;
 use bulkhead_sys::scm;
 use bulkhead_testkit::silent_fs::SilentFs;
 use bulkhead_testkit::skip::{Lack, skip_this_test};
+use bulkhead_worker::Limits;
+use kubelet_volnetd::worker::LIMITS;
 use prost::Message as _;
 use tonic::Request;
 use tonic::transport::Channel;
@@ -229,6 +231,85 @@ async fn verbs_that_hang_hold_up_their_pods_alone_and_no_restart() {
     drop(all);
     until("the workers that were left behind end", || workers.iter().all(|pid| has_ended(*pid))).await;
     std::fs::remove_dir(&logs).unwrap();
+    program.stop().await;
+}
+
+/// What a pod needs that has nothing to do with silent servers: within the time that a request takes to be said to hang.
+async fn is_served(volumes: &mut Volumes, pod: &str, epoch: u64) {
+    let all = async {
+        prepared(volumes, pod).await;
+        empty_dir(volumes, pod).await.unwrap();
+        config_map(volumes, pod).await.unwrap();
+        let request = PrepareSubPathRequest {
+            pod_uid: pod.into(),
+            volume: "v".into(),
+            container: "c".into(),
+            sub_path: "x".into(),
+            root: Some(prepare_sub_path_request::Root::Plugin("kubernetes.io/empty-dir".into())),
+            ..Default::default()
+        };
+        volumes.prepare_sub_path(request).await.unwrap();
+        let guard = DestructiveGuard { volnetd_epoch: epoch, syncd_epoch: 1, generation: 1, sources_ready: true };
+        let request = TearDownPodRequest { pod_uid: pod.into(), guard: Some(guard), volumes_only: false };
+        assert!(volumes.tear_down_pod(request).await.unwrap().into_inner().done);
+    };
+    assert!(tokio::time::timeout(Limits::HANGS_AFTER, all).await.is_ok(), "{pod} waits for others' file systems");
+}
+
+/// More deleted pods with silent servers than there are workers for what others serve.
+#[tokio::test(flavor = "current_thread")]
+async fn silent_servers_of_many_pods_leave_the_others_their_volumes() {
+    if !SilentFs::is_possible() {
+        skip_this_test(Lack::Fuse).unwrap();
+        return;
+    }
+    let Some(program) = Program::new("many-silent") else { return };
+    let remote = Remote { dir: program.remote.dir.clone() };
+    let epoch = ready(&remote).await;
+    let mut volumes = VolumesClient::new(remote.channel(SYNCD).await);
+    let places = LIMITS.shares.foreign.places;
+    let mut mounted = Vec::new();
+    for n in 0..places + 4 {
+        let pod = format!("silent-{n}");
+        prepared(&mut volumes, &pod).await;
+        // A mount inside one that falls silent can only be reached through it.
+        let inside = empty_dir(&mut volumes, &pod).await.unwrap().join("inside");
+        std::fs::create_dir_all(&inside).unwrap();
+        mounted.push(SilentFs::mount(&inside).unwrap());
+        rustix::mount::mount("tmpfs", inside.join("deeper"), "tmpfs", rustix::mount::MountFlags::empty(), None)
+            .unwrap();
+    }
+    mounted.iter().for_each(SilentFs::fall_silent);
+    let guard = DestructiveGuard { volnetd_epoch: epoch, syncd_epoch: 1, generation: 1, sources_ready: true };
+    let asking = volumes.clone();
+    let tear_down = |n: usize| {
+        let mut volumes = asking.clone();
+        let request =
+            TearDownPodRequest { pod_uid: format!("silent-{n}"), guard: Some(guard.clone()), volumes_only: false };
+        async move { volumes.tear_down_pod(request).await }
+    };
+    let asked: Vec<_> = (0..places).map(|n| tokio::spawn(tear_down(n))).collect();
+    until("the first are met", || mounted.iter().any(|mounted| mounted.unanswered() > 0)).await;
+    is_served(&mut volumes, "meanwhile", epoch).await;
+
+    until("all of them are met", || mounted.iter().filter(|mounted| mounted.unanswered() > 0).count() >= places).await;
+    let refused = async {
+        loop {
+            let refused = tear_down(places).await.unwrap_err();
+            assert_eq!(refused.code(), tonic::Code::Unavailable);
+            if refused.message().contains("as many as there may be for file systems and devices that others serve") {
+                return;
+            }
+        }
+    };
+    assert!(tokio::time::timeout(LONG, refused).await.is_ok(), "one more is refused, with what hangs");
+    is_served(&mut volumes, "afterwards", epoch).await;
+
+    // The servers are back.
+    drop(mounted);
+    for one in asked {
+        let _ = one.await.unwrap();
+    }
     program.stop().await;
 }
 

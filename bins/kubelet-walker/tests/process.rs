@@ -13,12 +13,14 @@ use bulkhead_ipc::common::{WalkReply, WalkRequest, WalkVolume, WalkVolumes};
 use bulkhead_sys::process::PrivilegeReport;
 use bulkhead_sys::spawn::{Spec, User};
 use bulkhead_sys::{Capability, scm};
-use bulkhead_worker::{Limits, Message, WorkerPool};
+use bulkhead_worker::{Limits, Message, Party, Share, Shares, WorkerPool};
 use prost::Message as _;
 
 /// Beside the range that real instances claim.
 const BASE: u32 = 61194;
-const LIMITS: Limits = Limits { at_once: 4, hanging: 4, hangs_after: Duration::from_secs(5) };
+const SHARE: Share = Share { places: 8, at_once: 4, of_one: 4 };
+const LIMITS: Limits =
+    Limits { shares: Shares { node: SHARE, local: SHARE, foreign: SHARE }, hangs_after: Duration::from_secs(5) };
 
 struct Walker(std::process::Child);
 
@@ -80,7 +82,8 @@ async fn volumes(workers: &WorkerPool) -> WalkReply {
     let volume = WalkVolume { plugin: "kubernetes.io/empty-dir".into(), name: "scratch".into() };
     let what = What::Volumes(WalkVolumes { pod_uid: "u1".into(), volumes: vec![volume] });
     let request = Message::of(WalkRequest { what: Some(what) }.encode_to_vec());
-    WalkReply::decode(&*workers.call("a test".into(), request, ()).await.unwrap().bytes).unwrap()
+    WalkReply::decode(&*workers.call(Party::local("pod u1"), "a test".into(), request, ()).await.unwrap().bytes)
+        .unwrap()
 }
 
 /// Waits for a state of /proc, which has no events.
@@ -137,7 +140,7 @@ async fn workers_are_used_again_replaced_and_end_with_whom_they_work_for() {
     assert_eq!(volumes(&workers).await.volumes.len(), 1, "a worker that was killed is replaced");
     let all = futures_util::future::join_all((0..12).map(|_| volumes(&workers))).await;
     assert!(all.iter().all(|reply| reply.volumes.len() == 1));
-    assert!(children(walker.0.id()).len() <= LIMITS.at_once);
+    assert!(children(walker.0.id()).len() <= SHARE.at_once);
     // evictiond is gone.
     let pid = walker.0.id();
     drop(workers);

@@ -9,14 +9,19 @@
 //! |---|---|
 //! | [`wire`] | what goes over a worker's one socket |
 //! | [`fork_server`] | the process that forks workers, and a worker's loop |
+//! | [`hanging`] | what does not answer, in words |
+//! | [`shares`] | who may have a worker now |
 //! | [`pool`] | the daemon's side: which worker does what, and which does not answer |
 //!
 //! **Invariant:** knows no verb; what a request means is between a daemon and the function that its workers run.
 
 pub mod fork_server;
+pub mod hanging;
 pub mod pool;
+pub mod shares;
 pub mod wire;
 
 pub use fork_server::{Connections, serve};
 pub use pool::{Limits, WorkerError, WorkerPool};
+pub use shares::{Party, Share, Shares};
 pub use wire::Message;

@@ -1,7 +1,6 @@
 //! The daemon's side: a request goes to a worker that has nothing to do, or to a new one. One that does not answer is named
-//! and left to itself; it stands in nobody's way but that of the request that it has.
+//! and left to itself; it stands in nobody's way but that of whom it works for ([`crate::shares`]).
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -12,9 +11,11 @@ use std::time::Duration;
 use bulkhead_sys::{async_fd, scm};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, timeout};
 
+use crate::hanging::Hanging;
+use crate::shares::{Party, Shares, Taken, Verdict};
 use crate::wire::Message;
 
 /// From asking for a worker to its first word. Forking takes less than a millisecond.
@@ -27,10 +28,7 @@ const IDLE_MAX: usize = 4;
 /// How many there may be.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Requests in work at once, without those that hang.
-    pub at_once: usize,
-    /// Requests that hang. Beyond it nothing is taken on until one of them ends.
-    pub hanging: usize,
+    pub shares: Shares,
     /// From here on a request hangs: it is named, and another one may begin in its place.
     pub hangs_after: Duration,
 }
@@ -38,6 +36,11 @@ pub struct Limits {
 impl Limits {
     /// Longer than a disk under load takes for anything.
     pub const HANGS_AFTER: Duration = Duration::from_secs(5);
+
+    /// Worker processes at once: those with a request, and those with nothing to do.
+    pub const fn workers(&self) -> usize {
+        self.shares.places() + IDLE_MAX
+    }
 }
 
 /// Why a request was not answered.
@@ -45,32 +48,14 @@ impl Limits {
 pub enum WorkerError {
     #[error("failed to start a worker process")]
     Start(#[source] io::Error),
-    #[error("{count} worker processes hang in file systems that do not answer, as many as there may be: {names}")]
-    TooMany { count: usize, names: String },
+    #[error(
+        "{count} worker processes hang in file systems that do not answer, as many as there may be for {whom}: {names}"
+    )]
+    TooMany { count: usize, whom: String, names: String },
     #[error("the worker process {pid} ended in the middle of {what}")]
     Ended { pid: u32, what: String },
     #[error("failed to talk to the worker process {pid}")]
     Io { pid: u32, source: io::Error },
-}
-
-/// A request that has not been answered for a while.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Hanging {
-    pub pid: u32,
-    pub what: String,
-    pub since: Instant,
-}
-
-impl fmt::Display for Hanging {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "worker process {} has been in {} for {} s", self.pid, self.what, self.since.elapsed().as_secs())
-    }
-}
-
-/// What a person should know of file systems that do not answer; `None` where all do.
-pub fn degraded(hanging: &[Hanging]) -> Option<String> {
-    let names: Vec<String> = hanging.iter().map(ToString::to_string).collect();
-    (!names.is_empty()).then(|| format!("file systems do not answer: {}", names.join("; ")))
 }
 
 /// Called whenever the list of requests that hang changes.
@@ -97,16 +82,53 @@ struct Worker {
 struct State {
     idle: Vec<Worker>,
     sweeps: bool,
-    hanging: BTreeMap<u64, Hanging>,
-    next: u64,
+    taken: Taken,
 }
 
 struct Inner {
     source: Source,
     limits: Limits,
-    slots: Arc<Semaphore>,
     state: Mutex<State>,
+    /// A request has ended, or begun to hang: who waits may begin, or is to be refused.
+    changed: Notify,
     tell: Tell,
+}
+
+/// A request's place among those that have a worker, until it is dropped.
+struct Place {
+    pool: Arc<Inner>,
+    key: u64,
+}
+
+impl Place {
+    /// Waits for the answer of the worker `pid`, which is said to hang when that takes long: others need not wait for it then.
+    async fn in_time<T>(&self, pid: u32, what: &str, answer: impl Future<Output = T>) -> T {
+        let since = Instant::now();
+        let mut answer = std::pin::pin!(answer);
+        if let Ok(answer) = timeout(self.pool.limits.hangs_after, answer.as_mut()).await {
+            return answer;
+        }
+        tracing::warn!(pid, what, "a file system has not answered a worker for a while, others go on without it");
+        {
+            let mut state = self.pool.lock();
+            state.taken.hangs(self.key, Hanging { pid, what: what.to_owned(), since });
+            self.pool.tell(&state);
+        }
+        self.pool.changed.notify_waiters();
+        answer.await
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut state = self.pool.lock();
+        if let Some(hung) = state.taken.end(self.key) {
+            let seconds = hung.since.elapsed().as_secs();
+            tracing::info!(pid = hung.pid, what = hung.what, seconds, "the worker is done after all");
+            self.pool.tell(&state);
+        }
+        self.pool.changed.notify_waiters();
+    }
 }
 
 /// The workers of a daemon. Cheap to clone.
@@ -136,26 +158,23 @@ impl WorkerPool {
     }
 
     /// No workers but threads of this process: for tests.
-    pub fn here(work: impl Fn(Message) -> Message + Send + Sync + 'static) -> Self {
-        Self::new(
-            Source::Here(Arc::new(work)),
-            Limits { at_once: 8, hanging: 0, hangs_after: Limits::HANGS_AFTER },
-            Box::new(|_| ()),
-        )
+    pub fn here(limits: Limits, work: impl Fn(Message) -> Message + Send + Sync + 'static) -> Self {
+        Self::new(Source::Here(Arc::new(work)), limits, Box::new(|_| ()))
     }
 
     fn new(source: Source, limits: Limits, tell: Tell) -> Self {
-        let slots = Arc::new(Semaphore::new(limits.at_once));
-        WorkerPool { inner: Arc::new(Inner { source, limits, slots, state: Mutex::default(), tell }) }
+        WorkerPool { inner: Arc::new(Inner { source, limits, state: Mutex::default(), changed: Notify::new(), tell }) }
     }
 
-    /// Has a worker do something; `what` is it in words ("TearDownPod of pod …"), `held` what is let go of when it is done and
-    /// not before, whether the caller still waits or not.
+    /// Has a worker do something for `party`; `what` is it in words ("TearDownPod of pod …"), `held` what is let go of when it
+    /// is done and not before, whether the caller still waits or not.
     ///
     /// # Errors
-    /// No worker can be had, or it ended without an answer.
+    /// No worker can be had, or it ended without an answer. TooMany where the party's requests hang, as many as it may have, or
+    /// all of its kind do.
     pub async fn call<H: Send + 'static>(
         &self,
+        party: Party,
         what: String,
         request: Message,
         held: H,
@@ -164,7 +183,7 @@ impl WorkerPool {
         let inner = self.inner.clone();
         // A task of its own: a caller that goes away lets go of the answer, not of the work.
         tokio::spawn(async move {
-            let result = inner.call(&what, request).await;
+            let result = inner.call(party, &what, request).await;
             drop(held);
             let _ = answer.send(result);
         });
@@ -185,7 +204,7 @@ impl WorkerPool {
 
     /// What does not answer at the moment.
     pub fn hanging(&self) -> Vec<Hanging> {
-        self.inner.lock().hanging.values().cloned().collect()
+        self.inner.lock().taken.hanging(|_| true).cloned().collect()
     }
 }
 
@@ -195,33 +214,18 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn call(self: &Arc<Self>, what: &str, request: Message) -> Result<Message, WorkerError> {
-        let slot = self.slots.clone().acquire_owned().await;
+    async fn call(self: &Arc<Self>, party: Party, what: &str, request: Message) -> Result<Message, WorkerError> {
+        let place = self.place(party).await?;
         if let Source::Here(work) = &self.source {
             let work = work.clone();
-            let done = tokio::task::spawn_blocking(move || work(request)).await;
-            drop(slot);
-            return done.map_err(|error| WorkerError::Start(io::Error::other(error)));
+            let done = place.in_time(std::process::id(), what, tokio::task::spawn_blocking(move || work(request)));
+            return done.await.map_err(|error| WorkerError::Start(io::Error::other(error)));
         }
-        self.has_room()?;
         let worker = self.begin(&request).await?;
         drop(request);
         let pid = worker.pid;
-        let failed = |source| WorkerError::Io { pid, source };
-        let since = Instant::now();
-        let answer = || worker.connection.async_io(Interest::READABLE, |socket| Message::recv(socket));
-        let answer = match timeout(self.limits.hangs_after, answer()).await {
-            Ok(answer) => answer,
-            Err(_) => {
-                let key = self.hangs(Hanging { pid, what: what.to_owned(), since });
-                // Others need not wait for this one.
-                drop(slot);
-                let answer = answer().await;
-                self.came_back(key);
-                answer
-            }
-        };
-        match answer.map_err(failed)? {
+        let answer = worker.connection.async_io(Interest::READABLE, |socket| Message::recv(socket));
+        match place.in_time(pid, what, answer).await.map_err(|source| WorkerError::Io { pid, source })? {
             Some(answer) => {
                 self.keep(worker);
                 Ok(answer)
@@ -230,36 +234,41 @@ impl Inner {
         }
     }
 
-    fn has_room(&self) -> Result<(), WorkerError> {
-        let state = self.lock();
-        if state.hanging.len() < self.limits.hanging {
-            return Ok(());
+    /// Waits for a place, unless all that it could wait for hangs.
+    async fn place(self: &Arc<Self>, party: Party) -> Result<Place, WorkerError> {
+        loop {
+            // Before the look, so that no change is missed.
+            let changed = self.changed.notified();
+            if let Some(place) = self.try_place(&party)? {
+                return Ok(place);
+            }
+            changed.await;
         }
-        let names: Vec<String> = state.hanging.values().map(ToString::to_string).collect();
-        Err(WorkerError::TooMany { count: names.len(), names: names.join("; ") })
     }
 
-    fn hangs(&self, hanging: Hanging) -> u64 {
-        tracing::warn!(
-            pid = hanging.pid,
-            what = hanging.what,
-            "a file system has not answered a worker for a while, others go on without it"
-        );
+    /// `None`: it is to wait.
+    fn try_place(self: &Arc<Self>, party: &Party) -> Result<Option<Place>, WorkerError> {
         let mut state = self.lock();
-        let key = state.next;
-        state.next += 1;
-        state.hanging.insert(key, hanging);
-        (self.tell)(&state.hanging.values().cloned().collect::<Vec<_>>());
-        key
+        let too_many = |whom: String, hanging: Vec<&Hanging>| {
+            let names: Vec<String> = hanging.iter().map(ToString::to_string).collect();
+            WorkerError::TooMany { count: names.len(), whom, names: names.join("; ") }
+        };
+        match state.taken.verdict(&self.limits.shares, party) {
+            Verdict::Begin => Ok(Some(Place { pool: self.clone(), key: state.taken.begin(party.clone()) })),
+            Verdict::Wait => Ok(None),
+            Verdict::PartyHangs => {
+                let own = state.taken.hanging(|other| other == party);
+                Err(too_many(format!("{} of {}", party.kind, party.whose), own.collect()))
+            }
+            Verdict::KindHangs => {
+                let all = state.taken.hanging(|other| other.kind == party.kind);
+                Err(too_many(party.kind.to_string(), all.collect()))
+            }
+        }
     }
 
-    fn came_back(&self, key: u64) {
-        let mut state = self.lock();
-        if let Some(hanging) = state.hanging.remove(&key) {
-            let seconds = hanging.since.elapsed().as_secs();
-            tracing::info!(pid = hanging.pid, what = hanging.what, seconds, "the worker is done after all");
-        }
-        (self.tell)(&state.hanging.values().cloned().collect::<Vec<_>>());
+    fn tell(&self, state: &State) {
+        (self.tell)(&state.taken.hanging(|_| true).cloned().collect::<Vec<_>>());
     }
 
     /// Gives the request to a worker. One that ended while it had nothing to do is passed over.
@@ -327,6 +336,89 @@ async fn sweep(pool: Weak<Inner>) {
         if state.idle.is_empty() {
             state.sweeps = false;
             return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shares::Share;
+
+    const SHARE: Share = Share { places: 4, at_once: 2, of_one: 1 };
+    const LIMITS: Limits =
+        Limits { shares: Shares { node: SHARE, local: SHARE, foreign: SHARE }, hangs_after: Duration::from_millis(20) };
+
+    /// A request of any bytes is silent until its turn to be released comes; an empty one is answered.
+    fn pool() -> (WorkerPool, std::sync::mpsc::Sender<()>) {
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let held = Mutex::new(held);
+        let work = move |request: Message| {
+            if !request.bytes.is_empty() {
+                let _ = held.lock().unwrap().recv();
+            }
+            request
+        };
+        (WorkerPool::here(LIMITS, work), release)
+    }
+
+    async fn call(pool: &WorkerPool, party: Party, bytes: &[u8]) -> Result<Message, WorkerError> {
+        pool.call(party, "a statfs".to_owned(), Message::of(bytes.to_vec()), ()).await
+    }
+
+    #[tokio::test]
+    async fn silent_file_systems_of_one_party_refuse_it_alone() {
+        let (pool, release) = pool();
+        let attacker = || Party::foreign("pod attacker");
+        let asked = (0..61).map(|_| {
+            let pool = pool.clone();
+            tokio::spawn(async move { call(&pool, attacker(), b"silent").await })
+        });
+        let asked: Vec<_> = asked.collect();
+        // All but the one that hangs are refused, with its name.
+        let mut refused = 0;
+        while refused < 60 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            refused = asked.iter().filter(|one| one.is_finished()).count();
+        }
+        let error = call(&pool, attacker(), b"").await.unwrap_err().to_string();
+        assert!(error.contains("file systems and devices that others serve of pod attacker"), "{error}");
+        assert!(error.contains("has been in a statfs for"), "{error}");
+        for party in [Party::foreign("pod other"), Party::local("pod attacker"), Party::node("/")] {
+            call(&pool, party, b"").await.unwrap();
+        }
+        // Other pods' silent ones take what is left for what others serve, and nothing else.
+        for pod in ["a", "b", "c"] {
+            let pool = pool.clone();
+            tokio::spawn(async move { call(&pool, Party::foreign(pod), b"silent").await });
+        }
+        while pool.hanging().len() < SHARE.places {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let error = call(&pool, Party::foreign("pod other"), b"").await.unwrap_err();
+        assert!(matches!(error, WorkerError::TooMany { count: 4, .. }), "{error}");
+        for party in [Party::local("pod other"), Party::node("/")] {
+            call(&pool, party, b"").await.unwrap();
+        }
+        // The servers are back.
+        for _ in 0..SHARE.places {
+            release.send(()).unwrap();
+        }
+        while !pool.hanging().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        call(&pool, attacker(), b"").await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn who_waits_for_a_place_begins_when_one_is_done() {
+        let (pool, _) = pool();
+        let all = (0..20).map(|n| {
+            let pool = pool.clone();
+            tokio::spawn(async move { call(&pool, Party::local(format!("pod {}", n % 3)), b"").await })
+        });
+        for one in all.collect::<Vec<_>>() {
+            one.await.unwrap().unwrap();
         }
     }
 }

@@ -127,7 +127,7 @@ async fn start(temp: Arc<tempfile::TempDir>, named: &str, epoch: u64) -> World {
     let settings = settings(&dir, named, &cgroup_root);
     // This process has threads and forks nothing; the real one is in process.rs.
     let of_worker = settings.clone();
-    let workers = WorkerPool::here(move |request| worker::perform(&of_worker, request));
+    let workers = WorkerPool::here(worker::LIMITS, move |request| worker::perform(&of_worker, request));
     let node = prepare(settings, Epoch::from_random(epoch), metrics, workers).await.unwrap();
     let users = Arc::new(PeerUsers {
         syncd: SYNCD,

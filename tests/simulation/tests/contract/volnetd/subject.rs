@@ -161,7 +161,7 @@ impl Subject {
         let mut settings = settings(self.folder.path(), &CgroupPath::parse("/")?)?;
         settings.cgroups_per_qos = false;
         let of_worker = settings.clone();
-        let workers = WorkerPool::here(move |request| worker::perform(&of_worker, request));
+        let workers = WorkerPool::here(worker::LIMITS, move |request| worker::perform(&of_worker, request));
         let node = root_dir.take_up(settings, epoch, workers);
         if let Kind::Model { world, .. } = &self.kind {
             world.lock().root_dir = root_dir;
@@ -341,7 +341,7 @@ async fn serve(
         let metrics = kubelet_volnetd::metrics::Metrics::new(&prometheus::Registry::new())?;
         let settings = settings(dir, cgroup_root)?;
         let of_worker = settings.clone();
-        let workers = WorkerPool::here(move |request| worker::perform(&of_worker, request));
+        let workers = WorkerPool::here(worker::LIMITS, move |request| worker::perform(&of_worker, request));
         match prepare(settings, Epoch::from_random(epoch), metrics, workers).await {
             Ok(node) => break node,
             Err(error) if begin.elapsed() > crate::PATIENCE => return Err(anyhow::Error::from_boxed(error)),
