@@ -1,6 +1,7 @@
 //! One sample: the node, its pods and their containers, as the messages that the API carries. What it says of disks is put into it
 //! afterwards.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -56,7 +57,7 @@ pub struct Sample {
     pub node: NodeStats,
     pub pods: Vec<PodStats>,
     pub machine: Machine,
-    /// Parents before children; empty unless wanted.
+    /// Parents before children, each once; empty unless wanted.
     pub cgroups: Vec<CgroupStats>,
     /// Those whose CPU counter was read for the first time: they have no rate yet.
     pub unrated: Vec<Unrated>,
@@ -86,6 +87,8 @@ pub struct Sampler {
 
 /// By upstream's name, the tree of all pods.
 const PODS: &str = "pods";
+/// Most cgroups below those of the system that are told of.
+const BELOW_SYSTEM_MAX: usize = 512;
 /// It has no process, or none that opens a socket.
 const GROUP_OF_GROUPS: Owner<'static> = Owner { pod: None, id: "", container: None, sockets: Some(0) };
 
@@ -103,7 +106,12 @@ impl Sampler {
     pub fn new(paths: NodePaths) -> Result<Self, SamplerError> {
         let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").map_err(SamplerError::Mounts)?;
         let hierarchy = Hierarchy::from_mountinfo(&mountinfo).ok_or(SamplerError::NoCgroups)?;
-        Ok(Sampler {
+        Ok(Sampler::of(paths, hierarchy))
+    }
+
+    /// With these control groups.
+    pub fn of(paths: NodePaths, hierarchy: Hierarchy) -> Self {
+        Sampler {
             paths,
             hierarchy,
             reader: Reader::default(),
@@ -111,7 +119,7 @@ impl Sampler {
             starts: Starts::default(),
             ooms: OomCounts::default(),
             started: Instant::now(),
-        })
+        }
     }
 
     /// Shows these kills for want of memory, while they are known.
@@ -153,6 +161,9 @@ impl Sampler {
             } else {
                 shown.push(stats);
             }
+        }
+        if wanted.cgroups {
+            self.below_system_cgroups(&mut gathered);
         }
         self.rates.end();
         self.starts.end();
@@ -240,9 +251,12 @@ impl Sampler {
         let (usage, time) = (self.hierarchy.usage(&mut self.reader, cgroup), Moment::now());
         let made = self.hierarchy.made_at(cgroup);
         if wanted.cgroups {
-            let owner = if name == PODS { GROUP_OF_GROUPS } else { Owner::default() };
-            let stats = self.in_detail(cgroup, &usage, &time, owner, gathered);
-            gathered.cgroups.push(stats);
+            // Two may be one cgroup: that of the agent and that of the runtime.
+            if gathered.cgroups.iter().all(|known| known.id != cgroup) {
+                let owner = if name == PODS { GROUP_OF_GROUPS } else { Owner::default() };
+                let stats = self.in_detail(cgroup, &usage, &time, owner, gathered);
+                gathered.cgroups.push(stats);
+            }
         }
         SystemContainer {
             name: name.to_owned(),
@@ -251,6 +265,25 @@ impl Sampler {
             start_time: made.map(|time| time.to_string()).unwrap_or_default(),
             io: Some(stats::io(&usage, &time)),
             swap: stats::swap(&usage, &time),
+        }
+    }
+
+    /// What lies below the system's cgroups has series of its own (upstream `cmd/kubelet/app/server.go` cgroupRoots), but for the mounts
+    /// of systemd (cAdvisor `container/systemd/factory.go`) and what is told of already.
+    fn below_system_cgroups(&mut self, gathered: &mut Gathered) {
+        let mut known: HashSet<String> = gathered.cgroups.iter().map(|group| group.id.clone()).collect();
+        known.extend(self.paths.pods_cgroups.iter().cloned());
+        let mut most = BELOW_SYSTEM_MAX;
+        for (_, root) in self.paths.system_cgroups.clone() {
+            let is_left_out = |path: &str| path.ends_with(".mount") || known.contains(path);
+            let below = self.hierarchy.below(&root, most, is_left_out);
+            most -= below.len();
+            for path in &below {
+                let (usage, time) = (self.hierarchy.usage(&mut self.reader, path), Moment::now());
+                let stats = self.in_detail(path, &usage, &time, Owner::default(), gathered);
+                gathered.cgroups.push(stats);
+            }
+            known.extend(below);
         }
     }
 
@@ -291,6 +324,11 @@ impl Sampler {
             (stats.cpu, stats.memory) = stats::of_containers(&stats.containers);
         }
         stats
+    }
+
+    /// Whether a container is there, by its folder.
+    pub fn has_group(&self, pod: Option<&str>, id: &str) -> bool {
+        self.group_of(pod, id).is_some()
     }
 
     /// The folder of a container or sandbox inside its pod's cgroup, if pods have one.
@@ -428,17 +466,63 @@ fn nanoseconds_of(time: Duration) -> u64 {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_machine_is_measured_without_pods() {
+    fn paths(pods_cgroup: &str, system_cgroups: &[(&'static str, &str)]) -> NodePaths {
         let instance =
             InstancePaths { root_dir: "/nowhere".into(), run_dir: "/nowhere".into(), pod_logs_dir: "/nowhere".into() };
-        let paths = NodePaths {
+        NodePaths {
             boot_id: String::new(),
             node_name: "n".into(),
             instance,
-            pods_cgroups: vec!["/no-such-kubepods".into()],
-            system_cgroups: vec![("misc", "/no-such-group".into())],
-        };
+            pods_cgroups: vec![pods_cgroup.into()],
+            system_cgroups: system_cgroups.iter().map(|(name, cgroup)| (*name, (*cgroup).into())).collect(),
+        }
+    }
+
+    /// Of a node with these cgroups.
+    fn sample_of(cgroups: &[&str], paths: NodePaths) -> Sample {
+        let temp = tempfile::tempdir().unwrap();
+        for cgroup in cgroups {
+            std::fs::create_dir_all(temp.path().join(cgroup.trim_start_matches('/'))).unwrap();
+        }
+        let mut sampler = Sampler::of(paths, Hierarchy::V2 { root: temp.path().to_owned() });
+        sampler.sample(Some(&[]), SampleScope { disks: false, cgroups: true })
+    }
+
+    #[test]
+    fn a_cgroup_is_told_of_once() {
+        let paths = paths("/kubepods", &[("kubelet", "/podruntime.slice"), ("runtime", "/podruntime.slice")]);
+        let sample = sample_of(&["/podruntime.slice", "/kubepods"], paths);
+        let ids: Vec<_> = sample.cgroups.iter().map(|group| group.id.as_str()).collect();
+        assert_eq!(ids, ["/", "/podruntime.slice", "/kubepods"]);
+        let names: Vec<_> = sample.node.system_containers.iter().map(|one| one.name.as_str()).collect();
+        assert_eq!(names, ["kubelet", "runtime", PODS], "whose it is is told of each");
+    }
+
+    #[test]
+    fn what_is_below_the_system_s_cgroups_is_told_of() {
+        let system = [("kubelet", "/system.slice/kubelet.service"), ("misc", "/system.slice")];
+        let cgroups = [
+            "/system.slice/ssh.service",
+            "/system.slice/boot.mount",
+            "/system.slice/kubelet.service/daemon",
+            "/system.slice/kubepods/podu",
+        ];
+        let sample = sample_of(&cgroups, paths("/system.slice/kubepods", &system));
+        let ids: Vec<_> = sample.cgroups.iter().map(|group| group.id.as_str()).collect();
+        let expected = [
+            "/",
+            "/system.slice/kubelet.service",
+            "/system.slice",
+            "/system.slice/kubepods",
+            "/system.slice/kubelet.service/daemon",
+            "/system.slice/ssh.service",
+        ];
+        assert_eq!(ids, expected);
+    }
+
+    #[test]
+    fn the_machine_is_measured_without_pods() {
+        let paths = paths("/no-such-kubepods", &[("misc", "/no-such-group")]);
         let mut sampler = Sampler::new(paths).unwrap();
         let sample = sampler.sample(None, SampleScope { disks: true, cgroups: true });
         let node = Unrated { cgroup: "/".into(), whose: Whose::Node };

@@ -4,6 +4,7 @@ mod io;
 mod memory;
 mod names;
 mod pressure;
+mod tree;
 mod v1;
 mod v2;
 
@@ -157,6 +158,12 @@ impl Hierarchy {
     /// Whether this cgroup is there.
     pub fn exists(&self, cgroup: &str) -> bool {
         self.any_mount().is_some_and(|at| at.join(cgroup.trim_start_matches('/')).is_dir())
+    }
+
+    /// The cgroups below this one, parents before children: `most` at most, and without those that are left out and what is below
+    /// them.
+    pub fn below(&self, cgroup: &str, most: usize, is_left_out: impl Fn(&str) -> bool) -> Vec<String> {
+        self.any_mount().map(|mount| tree::below(mount, cgroup, most, is_left_out)).unwrap_or_default()
     }
 
     /// When its folder was made: the time of a file that nothing writes to.
