@@ -105,7 +105,7 @@ fn tasks(
     };
     CgroupTasks {
         processes: pids.as_ref().and_then(|pids| u64::try_from(pids.len()).ok()),
-        file_descriptors: pids.as_deref().map(processes::file_descriptors),
+        file_descriptors: pids.as_deref().and_then(processes::file_descriptors),
         threads: usage.tasks,
         threads_max,
         max_open_files: first.and_then(|pid| processes::max_open_files(reader, pid)),

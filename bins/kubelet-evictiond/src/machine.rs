@@ -92,7 +92,7 @@ pub fn devices(diskstats: &[u8]) -> Vec<Device> {
 /// A file system that /metrics/cadvisor shows.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Mounted {
-    /// "/dev/vda"; of one in memory where it is mounted.
+    /// "/dev/vda", "/dev/mapper/vg-root"; of one in memory where it is mounted.
     pub device: String,
     pub point: PathBuf,
     pub major: u32,
@@ -118,8 +118,13 @@ pub fn file_systems(mountinfo: &str, root_dir: &Path, devices: &[Device]) -> Vec
         let device = match kind {
             "tmpfs" => point.to_string_lossy().into_owned(),
             "ext2" | "ext3" | "ext4" | "xfs" | "btrfs" | "f2fs" | "vfat" => {
-                let named = devices.iter().find(|device| (device.major, device.minor) == (major, minor));
-                named.map_or_else(|| source.to_owned(), |device| format!("/dev/{}", device.name))
+                // As it was mounted (cAdvisor `fs/fs.go` processMounts). The kernel's word for what it mounted first is no device.
+                if source.starts_with("/dev/") && source != "/dev/root" {
+                    source.to_owned()
+                } else {
+                    let named = devices.iter().find(|device| (device.major, device.minor) == (major, minor));
+                    named.map_or_else(|| source.to_owned(), |device| format!("/dev/{}", device.name))
+                }
             }
             _ => continue,
         };
@@ -179,7 +184,8 @@ mod tests {
     use proptest::prelude::*;
 
     const DISKS: &[u8] = b"   7       0 loop0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n \
-                           254       0 vda 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17\n";
+                           254       0 vda 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17\n \
+                           253       0 dm-0 4 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n";
 
     #[test]
     fn processors_of_machines() {
@@ -220,10 +226,12 @@ mod tests {
 26 20 0:24 / /run/containerd/sandboxes/s/shm rw - tmpfs shm rw
 27 20 0:25 / /other/pods/u/volumes/kubernetes.io~projected/t rw - tmpfs tmpfs rw
 25 20 8:1 / /data rw - xfs /dev/sdb1 rw
+28 20 253:0 / /volumes rw - xfs /dev/mapper/vg-volumes rw
 ";
         let found = file_systems(mountinfo, Path::new("/var/lib/kubelet"), &devices);
         let names: Vec<_> = found.iter().map(|mounted| mounted.device.as_str()).collect();
-        assert_eq!(names, ["/dev/vda", "/dev/shm", "/dev/sdb1"]);
+        assert_eq!(names, ["/dev/vda", "/dev/shm", "/dev/sdb1", "/dev/mapper/vg-volumes"]);
+        assert_eq!(measured(&found[3], FileSystem::default(), &devices).reads, 4, "by its number");
         let fs = FileSystem { capacity: 10, used: 4, ..FileSystem::default() };
         let told = measured(&found[0], fs, &devices);
         assert_eq!((told.capacity_bytes, told.reads, told.weighted_io_ms), (10, 1, 11));

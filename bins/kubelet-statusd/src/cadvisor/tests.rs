@@ -303,6 +303,22 @@ fn reads_and_writes_have_the_same_devices() {
 }
 
 #[test]
+fn disks_of_which_partitions_are_mounted_have_their_operations() {
+    let io = |device: &str| CgroupIo { device: device.into(), reads: Some(5), writes: Some(6), ..CgroupIo::default() };
+    let mut groups = groups();
+    groups[0].io = vec![io("/dev/vda"), io("/dev/dm-0")];
+    let text = render(&facts(), Some(&machine()), &groups, 1_795_222_068_127);
+    let of = |name: &str| {
+        let series = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix("{container=\"\",device=\""));
+        let of_root = series.filter(|line| line.contains(",id=\"/\","));
+        let told = of_root.map(|line| (line.split('"').next().unwrap(), line.split(' ').nth_back(1).unwrap()));
+        told.collect::<Vec<_>>()
+    };
+    assert_eq!(of("container_fs_reads_total"), [("/dev/vda", "7"), ("/dev/shm", "0"), ("/dev/dm-0", "5")]);
+    assert_eq!(of("container_fs_writes_total"), [("/dev/vda", "0"), ("/dev/shm", "0"), ("/dev/dm-0", "6")]);
+}
+
+#[test]
 fn a_value_that_is_not_measured_is_absent() {
     let text = render(&facts(), None, &[], 1);
     assert!(text.contains("\ncontainer_scrape_error 1\n") && text.contains("\nmachine_scrape_error 1\n"), "{text}");

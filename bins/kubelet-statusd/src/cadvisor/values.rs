@@ -52,8 +52,12 @@ pub(super) fn device(name: &str) -> Extra {
 }
 
 /// Reads and writes have the same devices, because dashboards add them label by label.
-pub(super) fn of_devices(group: &CgroupStats, sink: Sink<'_>, value: fn(&CgroupIo) -> Option<u64>) {
-    for io in &group.io {
+fn of_devices<'a>(
+    devices: impl IntoIterator<Item = &'a CgroupIo>,
+    sink: Sink<'_>,
+    value: fn(&CgroupIo) -> Option<u64>,
+) {
+    for io in devices {
         if io.read_bytes.or(io.write_bytes).or(io.reads).or(io.writes).is_some() {
             sink(&device(&io.device), Number::Whole(value(io).unwrap_or(0)));
         }
@@ -68,26 +72,26 @@ pub(super) fn bytes(
     sectors: fn(&MountedFileSystem) -> u64,
 ) {
     if !group.io.is_empty() {
-        return of_devices(group, sink, value);
+        return of_devices(&group.io, sink, value);
     }
     for fs in group.file_systems.iter().filter(|fs| fs.device.starts_with("/dev/") && fs.reads + fs.writes > 0) {
         sink(&device(&fs.device), Number::Whole(sectors(fs).saturating_mul(512)));
     }
 }
 
-/// The machine's are those of its file systems' devices.
+/// The machine's are those of its file systems' devices, and the root group's of devices that no file system is named by: whole
+/// disks of which only partitions are mounted.
 pub(super) fn operations(
     group: &CgroupStats,
     sink: Sink<'_>,
     value: fn(&CgroupIo) -> Option<u64>,
     of_machine: fn(&MountedFileSystem) -> u64,
 ) {
-    if group.file_systems.is_empty() {
-        return of_devices(group, sink, value);
-    }
     for fs in &group.file_systems {
         sink(&device(&fs.device), Number::Whole(of_machine(fs)));
     }
+    let has_none = |io: &&CgroupIo| group.file_systems.iter().all(|fs| fs.device != io.device);
+    of_devices(group.io.iter().filter(has_none), sink, value);
 }
 
 pub(super) fn cost(group: &CgroupStats, sink: Sink<'_>, name: &str) {
