@@ -137,7 +137,7 @@ pub fn set_amount(list: &mut BTreeMap<String, ApiQuantity>, name: &str, amount: 
 }
 
 /// `hugepages-<size>`.
-pub fn is_huge_page(name: &str) -> bool {
+fn is_huge_page(name: &str) -> bool {
     name.starts_with("hugepages-")
 }
 

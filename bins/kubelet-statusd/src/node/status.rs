@@ -89,19 +89,18 @@ pub fn next(old: &Node, fixed: &Fixed, now: &Now<'_>) -> (Node, Vec<&'static str
     (node, events)
 }
 
-/// Capacity and allocatable: ours replaced, what others have put there kept.
+/// Capacity and allocatable: ours replaced, what others have put there kept. A size of huge pages that the machine does not have goes
+/// with the registration alone ([`object::reconciled`]), as upstream's.
 fn resources(status: &mut NodeStatus, state: &NodeState) {
     if state.capacity.is_empty() {
         return;
     }
     let capacity = status.capacity.get_or_insert_default();
     let allocatable = status.allocatable.get_or_insert_default();
-    capacity.retain(|name, _| !object::is_huge_page(name) || state.capacity.contains_key(name));
     for (name, amount) in &state.capacity {
         object::set_amount(capacity, name, &ApiQuantity(amount.clone()));
     }
-    allocatable
-        .retain(|name, _| capacity.contains_key(name) || !(object::is_extended(name) || object::is_huge_page(name)));
+    allocatable.retain(|name, _| capacity.contains_key(name) || !object::is_extended(name));
     let others: BTreeMap<&String, &ApiQuantity> =
         capacity.iter().filter(|(name, _)| !state.capacity.contains_key(*name)).collect();
     for (name, amount) in others {

@@ -211,21 +211,20 @@ fn a_node_of_which_nothing_is_known_says_so() {
 }
 
 #[test]
-fn resources_of_others_are_kept_and_sizes_that_went_go() {
+fn resources_of_others_are_kept() {
     let mut old = registered();
     let status = old.status.as_mut().unwrap();
-    status.capacity.as_mut().unwrap().insert("vendor.com/gpu".into(), ApiQuantity("2".into()));
-    status.allocatable.as_mut().unwrap().insert("gone.com/x".into(), ApiQuantity("1".into()));
-    let mut changed = state();
-    changed.capacity.remove("hugepages-1Gi");
-    changed.allocatable.remove("hugepages-1Gi");
-    let status = next(&old, &fixed(), &now(Some(&changed), None, 0)).0.status.unwrap();
+    let (capacity, allocatable) = (status.capacity.as_mut().unwrap(), status.allocatable.as_mut().unwrap());
+    capacity.insert("vendor.com/gpu".into(), ApiQuantity("2".into()));
+    // A size that the machine does not have: it goes when the Node is registered again.
+    capacity.insert("hugepages-3Mi".into(), ApiQuantity("9Mi".into()));
+    allocatable.insert("gone.com/x".into(), ApiQuantity("1".into()));
+    let status = next(&old, &fixed(), &now(Some(&state()), None, 0)).0.status.unwrap();
     let (capacity, allocatable) = (status.capacity.unwrap(), status.allocatable.unwrap());
-    assert_eq!(capacity["vendor.com/gpu"].0, "2");
-    assert_eq!(allocatable["vendor.com/gpu"].0, "2");
     for list in [&capacity, &allocatable] {
-        assert!(!list.contains_key("hugepages-1Gi") && !list.contains_key("gone.com/x"));
+        assert_eq!((list["vendor.com/gpu"].0.as_str(), list["hugepages-3Mi"].0.as_str()), ("2", "9Mi"));
     }
+    assert!(!allocatable.contains_key("gone.com/x"), "an extended resource without capacity");
 }
 
 #[test]
