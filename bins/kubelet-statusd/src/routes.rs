@@ -256,15 +256,9 @@ fn container(segments: &[&str], with_uid: bool) -> Option<ContainerPath> {
     Some(ContainerPath { pod: pod(before)?, container: (*container).to_owned() })
 }
 
-/// The `path` label of upstream's HTTP metrics.
+/// The `path` label of upstream's HTTP metrics (`pkg/kubelet/server/server.go` getMetricBucket).
 pub fn path_label(path: &str) -> &'static str {
-    match path {
-        "/metrics/resource" => return "metrics/resource",
-        "/metrics/cadvisor" => return "metrics/cadvisor",
-        "/metrics/probes" => return "metrics/probes",
-        _ => {}
-    }
-    const KNOWN: [&str; 17] = [
+    const KNOWN: [&str; 20] = [
         "healthz",
         "pods",
         "stats",
@@ -282,9 +276,20 @@ pub fn path_label(path: &str) -> &'static str {
         "flagz",
         "statusz",
         "metrics",
+        "metrics/cadvisor",
+        "metrics/probes",
+        "metrics/resource",
     ];
-    let first = path.trim_start_matches('/').split('/').next().unwrap_or_default();
-    KNOWN.into_iter().find(|known| *known == first).unwrap_or("other")
+    let root = root_path(path);
+    KNOWN.into_iter().find(|known| *known == root).unwrap_or("other")
+}
+
+/// The first segment of a path, below `/metrics` the first two (upstream `getURLRootPath`).
+fn root_path(path: &str) -> &str {
+    let path = path.strip_prefix('/').unwrap_or(path);
+    let segments = if path.starts_with("metrics/") { 2 } else { 1 };
+    let end = path.match_indices('/').nth(segments - 1).map_or(path.len(), |(at, _)| at);
+    &path[..end]
 }
 
 /// The `method` label of upstream's HTTP metrics.
@@ -422,10 +427,29 @@ mod tests {
         }
         assert_eq!(listed_paths(&ON), ["/configz", "/debug", "/flagz", "/healthz", "/metrics"]);
         assert!(listed_paths(&off).contains(&"/logs".to_owned()));
-        assert_eq!(path_label("/healthz/ping"), "healthz");
-        assert_eq!(path_label("/metrics/resource"), "metrics/resource");
-        assert_eq!(path_label("/x"), "other");
         assert_eq!(method_label("PATCH"), "other");
+    }
+
+    #[test]
+    fn paths_are_counted_by_their_roots() {
+        for (path, label) in [
+            ("/healthz/ping", "healthz"),
+            ("/exec/n/p/c", "exec"),
+            ("/metrics", "metrics"),
+            ("/metrics/resource", "metrics/resource"),
+            ("/metrics/cadvisor/x", "metrics/cadvisor"),
+            ("/metrics/probes", "metrics/probes"),
+            // Upstream has registered no bucket for these.
+            ("/metrics/slis", "other"),
+            ("/metrics/", "other"),
+            ("/metricsx", "other"),
+            ("//pods", "other"),
+            ("/x", "other"),
+            ("/", "other"),
+            ("", "other"),
+        ] {
+            assert_eq!(path_label(path), label, "{path}");
+        }
     }
 
     proptest! {
