@@ -36,13 +36,15 @@ impl ProbeMetrics {
     }
 }
 
-/// The series of one probe; the handles are looked up once.
+/// The series of one probe. Handles of its counters are looked up once; the time is looked up each time, because it has no label
+/// with the pod's uid: it is removed with a probe of an earlier pod of the same name, and begins anew with the next success, as
+/// upstream's.
 #[derive(Debug)]
 pub struct Series {
     metrics: ProbeMetrics,
     /// probe_type, container, pod, namespace, pod_uid.
     labels: [String; 5],
-    successful: Option<(IntCounter, prometheus::Histogram)>,
+    successful: Option<IntCounter>,
     failed: Option<IntCounter>,
 }
 
@@ -64,13 +66,10 @@ impl Series {
 
     pub fn success(&mut self, took: Duration) {
         if self.successful.is_none() {
-            let duration = self.metrics.duration.with_label_values(&self.of_duration());
-            self.successful = Some((self.counter("successful"), duration));
+            self.successful = Some(self.counter("successful"));
         }
-        if let Some((counter, duration)) = &self.successful {
-            counter.inc();
-            duration.observe(took.as_secs_f64());
-        }
+        self.successful.iter().for_each(IntCounter::inc);
+        self.metrics.duration.with_label_values(&self.of_duration()).observe(took.as_secs_f64());
     }
 
     pub fn failure(&mut self) {
@@ -117,5 +116,20 @@ mod tests {
         assert!(text.contains("prober_probe_duration_seconds_count{"), "{text}");
         drop(series);
         assert!(registry.gather().is_empty());
+    }
+
+    #[test]
+    fn the_time_of_a_pod_that_was_made_again_is_told_after_the_first_one_s_end() {
+        let metrics = ProbeMetrics::register(&Registry::new()).unwrap();
+        let series = |uid| Series::new(&metrics, ["Readiness", "c", "p", "ns", uid].map(str::to_owned));
+        let (mut first, mut second) = (series("u1"), series("u2"));
+        first.success(Duration::from_millis(3));
+        second.success(Duration::from_millis(3));
+        drop(first);
+        second.success(Duration::from_millis(3));
+        let told = prometheus::core::Collector::collect(&metrics.duration);
+        let counts: Vec<_> =
+            told[0].get_metric().iter().map(|series| series.get_histogram().get_sample_count()).collect();
+        assert_eq!(counts, [1]);
     }
 }
