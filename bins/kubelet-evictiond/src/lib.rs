@@ -21,8 +21,8 @@
 //! runtime's word for half a minute.
 //!
 //! # When it fails
-//! Without kubelet-syncd the node's own statistics go on and `pods_known` is false until it has told the pods once;
-//! after that the last list is used. A file system that hangs takes away the figures of that pod alone, and keeps one of
+//! Without kubelet-syncd the node's own statistics go on and `pods_known` is false until it has told all pods once;
+//! after that the last list is used, and while a new one starts its pods that still run count. A file system that hangs takes away the figures of that pod alone, and keeps one of
 //! kubelet-walker's workers. Without kubelet-walker nothing is known of disks, and the rest goes on.
 //! Statistics of pods are measured when somebody asks, or when one of them is to be evicted; with gate CSIVolumeHealth what drivers tell
 //! of their volumes is asked for in each volumeStatsAggPeriod.
@@ -43,6 +43,7 @@
 //! | [`rates`] | CPU rates from two readings |
 //! | [`oom`] | which processes the kernel has killed for want of memory, by its log |
 //! | `pods` | which pods there are, as kubelet-syncd has them |
+//! | `known_pods` | which of the pods before still count while it starts |
 //! | `runtime_pods` | figures of pods that are the runtime's to tell, in the place of our own |
 //! | `runtime` | what only the runtime knows of disks |
 //! | `question` | how long a question that takes its time is waited for |
@@ -88,6 +89,7 @@ pub mod eviction;
 pub mod image_gc;
 mod incomplete;
 pub mod kernel;
+mod known_pods;
 pub mod logs;
 mod machine;
 mod metrics;
@@ -141,7 +143,7 @@ use signals::reader::KernelReader;
 use signals::sensors::Sensors;
 
 pub use metrics::Metrics;
-pub use pods::{Pod, PodContainer, PodSource, PodVolume, SyncdPods, VolumeKind};
+pub use pods::{NodeWord, Pod, PodContainer, PodSource, PodVolume, SyncdPods, VolumeKind};
 pub use runtime::{RuntimeDisks, RuntimeSource, SyncdRuntime};
 pub use runtime_pods::PodFigures;
 pub use sample::{NodePaths, Sample, SampleScope, Sampler};

@@ -1,7 +1,7 @@
 //! What persistent volumes and those of CSI drivers hold. This process enters none of them: kubelet-syncd asks their drivers, and
 //! names the folders of the others, whose file systems kubelet-walker's workers look at.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::disk::Cache;
+use crate::pods::Pod;
 use crate::stats::{self, Moment};
 use crate::walker::Walker;
 
@@ -41,6 +42,8 @@ pub struct PersistentVolumes {
     /// `None`: statistics of volumes are off.
     renewed: Option<Arc<Cache<(), ()>>>,
     figures: Arc<Mutex<Figures>>,
+    /// Pods that run, by their uids: a kubelet-syncd that has started does not know of their volumes at once.
+    running: Arc<Mutex<HashSet<String>>>,
     /// Folders that are being looked at.
     asked: Arc<Mutex<HashSet<String>>>,
 }
@@ -53,8 +56,15 @@ impl PersistentVolumes {
             walker,
             renewed: period.map(|period| Arc::new(Cache::keeping(period))),
             figures: Arc::default(),
+            running: Arc::default(),
             asked: Arc::default(),
         }
+    }
+
+    /// Which pods there are: figures of volumes of one that runs stay.
+    pub fn pods_are(&self, pods: &[Pod]) {
+        let running = pods.iter().filter(|pod| !pod.containers.is_empty()).map(|pod| pod.uid.to_string()).collect();
+        *self.running.lock().unwrap_or_else(PoisonError::into_inner) = running;
     }
 
     /// Renews what is old, and waits for it so long at most; a driver that is slower is seen in later figures.
@@ -91,13 +101,13 @@ impl PersistentVolumes {
         let mut client = StorageClient::new(self.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let mut stream =
             client.volume_usages(CallContext::new().request(VolumeUsagesRequest {}, DEADLINE)).await?.into_inner();
-        let (mut there, mut measured) = (BTreeMap::new(), Vec::new());
+        let (mut there, mut measured) = (HashSet::new(), Vec::new());
         while let Some(told) = stream.message().await? {
             if there.len() == MAX_VOLUMES {
                 tracing::warn!(MAX_VOLUMES, "the list of volumes' usage is cut");
                 break;
             }
-            there.insert((told.pod_uid.clone(), told.volume.clone()), ());
+            there.insert((told.pod_uid.clone(), told.volume.clone()));
             if told.folder.is_empty() {
                 let time = Moment::now().text;
                 let fs = figures(&told, &time);
@@ -108,9 +118,8 @@ impl PersistentVolumes {
             }
         }
         let _ = tokio::time::timeout(FOLDERS, join_all(measured)).await;
-        forget(&mut self.figures.lock().unwrap_or_else(PoisonError::into_inner), |pod, volume| {
-            there.contains_key(&(pod.to_owned(), volume.to_owned()))
-        });
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        forget(&mut self.figures.lock().unwrap_or_else(PoisonError::into_inner), &there, &running);
         Ok(())
     }
 }
@@ -189,9 +198,10 @@ fn note(figures: &mut Figures, told: &VolumeUsage, fs: Option<FsStats>, time: &s
     }
 }
 
-fn forget(figures: &mut Figures, is_there: impl Fn(&str, &str) -> bool) {
+/// Volumes (pod and name) that are not there any more go, unless their pod runs: it has its volumes for as long as that.
+fn forget(figures: &mut Figures, there: &HashSet<(String, String)>, running: &HashSet<String>) {
     figures.retain(|pod, volumes| {
-        volumes.retain(|volume| is_there(pod, &volume.name));
+        volumes.retain(|volume| running.contains(pod) || there.contains(&(pod.clone(), volume.name.clone())));
         !volumes.is_empty()
     });
 }
@@ -289,9 +299,12 @@ mod tests {
         let fs = |all: &Figures, at: usize| all["p"][at].fs.clone().unwrap();
         assert_eq!((fs(&all, 0).used_bytes, fs(&all, 0).time.as_str()), (Some(5), "1"));
         assert_eq!(fs(&all, 1).used_bytes, Some(0));
-        forget(&mut all, |_, volume| volume == "w");
+        let (w, nothing, running) = (("p".to_owned(), "w".to_owned()), HashSet::new(), HashSet::from(["p".to_owned()]));
+        forget(&mut all, &nothing, &running);
+        assert_eq!(all["p"].len(), 2, "a kubelet-syncd that has just started does not know them yet");
+        forget(&mut all, &HashSet::from([w]), &HashSet::new());
         assert_eq!(all["p"].len(), 1);
-        forget(&mut all, |_, _| false);
+        forget(&mut all, &nothing, &HashSet::new());
         assert!(all.is_empty());
     }
 

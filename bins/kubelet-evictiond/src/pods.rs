@@ -1,7 +1,8 @@
 //! Which pods there are: asked of kubelet-syncd when somebody wants statistics.
 //!
 //! Asked, not watched: a pod that starts sends a dozen updates with its whole status, and nobody looks at statistics
-//! that often. When kubelet-syncd does not answer, the last list is used - unknown is not "gone".
+//! that often. When kubelet-syncd does not answer, the last list is used - unknown is not "gone"; nor is a pod that it does not
+//! list before all sources of pods have delivered ([`crate::known_pods`]).
 
 use std::future::Future;
 use std::time::Duration;
@@ -97,12 +98,21 @@ pub struct PodContainer {
     pub started_at: String,
 }
 
+/// What kubelet-syncd says of the node beside its pods.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodeWord {
+    /// Folder of the image file system as the runtime reports it.
+    pub image_fs: Option<String>,
+    /// All sources of pods have delivered since it started.
+    pub sources_ready: bool,
+}
+
 /// Where pods come from; the tests have their own.
 pub trait PodSource: Send + Sync + 'static {
-    /// All pods, or `None` when that is not known now.
+    /// The pods that are known, or `None` when that is not to be had now.
     fn pods(&self) -> impl Future<Output = Option<Vec<Pod>>> + Send;
-    /// Folder of the image file system as the runtime reports it.
-    fn image_fs(&self) -> impl Future<Output = Option<String>> + Send;
+    /// `None`: nobody answers.
+    fn node(&self) -> impl Future<Output = Option<NodeWord>> + Send;
 }
 
 /// kubelet-syncd.
@@ -147,11 +157,12 @@ impl PodSource for SyncdPods {
         }
     }
 
-    async fn image_fs(&self) -> Option<String> {
+    async fn node(&self) -> Option<NodeWord> {
         let request = CallContext::new().request(GetNodeRequest {}, DEADLINE);
         let mut client = NodeClient::new(self.link.channel());
         let reply = tokio::time::timeout(DEADLINE, client.get(request)).await.ok()?.ok()?.into_inner();
-        Some(reply.image_fs_mountpoint).filter(|path| path.starts_with('/'))
+        let image_fs = Some(reply.image_fs_mountpoint).filter(|path| path.starts_with('/'));
+        Some(NodeWord { image_fs, sources_ready: reply.sources_ready })
     }
 }
 

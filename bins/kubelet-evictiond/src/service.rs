@@ -16,10 +16,11 @@ use tonic::{Request, Response, Status};
 use crate::disk::{self, Cache};
 use crate::disk_figures::{Disks, PodDisk, PodLogs, PodVolumes};
 use crate::incomplete::Incomplete;
+use crate::known_pods;
 use crate::machine::{self, Mounted};
 use crate::metrics::Metrics;
 use crate::persistent::PersistentVolumes;
-use crate::pods::{Pod, PodSource};
+use crate::pods::{NodeWord, Pod, PodContainer, PodSource};
 use crate::question::Question;
 use crate::runtime::{RuntimeDisks, RuntimeSource};
 use crate::runtime_pods::{self, PodFigures};
@@ -51,8 +52,10 @@ const PAGE: usize = 16;
 #[derive(Debug, Default)]
 struct State {
     last: Option<(Instant, Arc<Sample>)>,
-    /// The newest list that kubelet-syncd gave.
+    /// The newest list that kubelet-syncd gave, with what it did not know of yet.
     pods: Option<Arc<Vec<Pod>>>,
+    /// It has listed all pods once.
+    pods_known: bool,
     image_fs: Option<String>,
     /// What the runtime said last of disks, and the question.
     runtime: Option<Arc<RuntimeDisks>>,
@@ -150,9 +153,16 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
     }
 
     async fn new_sample(&self, state: &mut State, wanted: SampleScope, rates: bool) -> Result<Sample, Status> {
-        let (pods, image_fs) = tokio::join!(self.pods.pods(), self.pods.image_fs());
+        // First whether all pods are listed: said afterwards, it would be of a longer list.
+        let node = self.pods.node().await;
+        let pods = if node.is_some() { self.pods.pods().await } else { None };
+        let NodeWord { image_fs, sources_ready } = node.unwrap_or_default();
         match pods {
-            Some(pods) => state.pods = Some(Arc::new(pods)),
+            Some(listed) => {
+                let pods = self.known_pods(listed, state.pods.clone().unwrap_or_default(), sources_ready).await?;
+                state.pods = Some(Arc::new(pods));
+                state.pods_known |= sources_ready;
+            }
             // As upstream's manager, which does nothing in a pass without a summary (`pkg/kubelet/eviction/eviction_manager.go`).
             None if !rates => {
                 return Err(Status::unavailable("kubelet-syncd does not answer: which pods there are is not known"));
@@ -193,6 +203,8 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
             figures
         );
         let mut sample = sample?;
+        sample.node.pods_known &= state.pods_known;
+        sample.machine.pods_known &= state.pods_known;
         disks.fill(&mut sample, listed);
         if wanted.disks {
             state.runtime = disks.runtime;
@@ -218,6 +230,20 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
             self.metrics.set_log_usage(&sample.pods);
         }
         Ok(sample)
+    }
+
+    /// The listed pods, with those of `before` that still run and that kubelet-syncd does not know of yet.
+    async fn known_pods(
+        &self,
+        listed: Vec<Pod>,
+        before: Arc<Vec<Pod>>,
+        sources_ready: bool,
+    ) -> Result<Vec<Pod>, Status> {
+        let merge = move |sampler: &mut Sampler| {
+            let runs = |cgroup: Option<&str>, container: &PodContainer| sampler.has_group(cgroup, &container.id);
+            known_pods::known(listed, &before, sources_ready, runs)
+        };
+        self.with_sampler(merge).await
     }
 
     /// Reads the kernel's files, and counters once more where somebody needs rates that are not known yet.
@@ -298,6 +324,7 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         let logs = self.logs.refresh(lists, DISK_PATIENCE);
         let persistent = async {
             if let Some(persistent) = &self.persistent {
+                persistent.pods_are(pods);
                 persistent.refresh(DISK_PATIENCE).await;
             }
         };
@@ -427,6 +454,7 @@ impl<P: PodSource, R: RuntimeSource> Stats for StatsService<P, R> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cgroup::Hierarchy;
     use crate::pods::{PodVolume, VolumeKind};
     use crate::sample::NodePaths;
     use bulkhead_ipc::syncd::DiskUsage;
@@ -437,6 +465,10 @@ mod tests {
     struct FakePods {
         figures: std::sync::Mutex<Option<PodFigures>>,
         away: AtomicBool,
+        /// kubelet-syncd has started and no source has delivered.
+        starting: AtomicBool,
+        /// The cgroup of its pod; empty: "/".
+        cgroup: std::sync::Mutex<String>,
         asked: AtomicUsize,
         runtime_asked: AtomicUsize,
         /// The runtime answers when the kernel's files have been read.
@@ -453,7 +485,7 @@ mod tests {
                 namespace: Namespace::parse("default").unwrap(),
                 name: PodName::parse("web").unwrap(),
                 started_at: "2026-01-01T00:00:00Z".into(),
-                cgroup: Some("/".into()),
+                cgroup: Some(format!("/{}", self.cgroup.lock().unwrap())),
                 containers: vec![crate::pods::PodContainer {
                     name: ContainerName::parse("main").unwrap(),
                     id: "none".into(),
@@ -465,11 +497,13 @@ mod tests {
                 volumes: vec![PodVolume { name: VolumeName::parse("scratch").unwrap(), kind: VolumeKind::EmptyDir }],
                 trace_parent: String::new(),
             };
-            (!self.away.load(Ordering::Relaxed)).then(|| vec![pod])
+            Some(if self.starting.load(Ordering::Relaxed) { Vec::new() } else { vec![pod] })
         }
 
-        async fn image_fs(&self) -> Option<String> {
-            Some("/".into())
+        async fn node(&self) -> Option<NodeWord> {
+            let sources_ready = !self.starting.load(Ordering::Relaxed);
+            let word = NodeWord { image_fs: Some("/".into()), sources_ready };
+            (!self.away.load(Ordering::Relaxed)).then_some(word)
         }
     }
 
@@ -547,7 +581,6 @@ mod tests {
         assert_eq!(fake.asked.load(Ordering::Relaxed), 1, "a young sample answers");
         fake.away.store(true, Ordering::Relaxed);
         let again = service.sample(Duration::ZERO, ALL).await.unwrap();
-        assert_eq!(fake.asked.load(Ordering::Relaxed), 2);
         assert_eq!(again.pods.len(), 1, "unknown is not gone");
         let refused = service.usage(ALL).await.unwrap_err();
         assert_eq!(refused.code(), tonic::Code::Unavailable, "and nobody is evicted by an old list");
@@ -648,6 +681,30 @@ mod tests {
             let _ = tokio::time::timeout(Duration::from_micros(300), service.sample(Duration::ZERO, ALL)).await;
         }
         assert!(service.sample(Duration::ZERO, ALL).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn pods_that_run_are_told_while_kubelet_syncd_starts() {
+        let temp = tempfile::tempdir().unwrap();
+        let (mut service, fake) = service(temp.path());
+        let hierarchy = temp.path().join("cgroup");
+        let container = hierarchy.join("podu1/none");
+        std::fs::create_dir_all(&container).unwrap();
+        let paths = service.sampler.lock().unwrap().paths().clone();
+        service.sampler = Arc::new(std::sync::Mutex::new(Sampler::of(paths, Hierarchy::V2 { root: hierarchy })));
+        "podu1".clone_into(&mut fake.cgroup.lock().unwrap());
+        let told = async || {
+            let sample = service.sample(Duration::ZERO, ALL).await.unwrap();
+            (sample.pods.len(), sample.node.pods_known)
+        };
+        fake.starting.store(true, Ordering::Relaxed);
+        assert_eq!(told().await, (0, false), "none is listed, and that says nothing");
+        fake.starting.store(false, Ordering::Relaxed);
+        assert_eq!(told().await, (1, true));
+        fake.starting.store(true, Ordering::Relaxed);
+        assert_eq!(told().await, (1, true), "it has started again");
+        std::fs::remove_dir(&container).unwrap();
+        assert_eq!(told().await, (0, true), "what has ended is not told");
     }
 
     #[tokio::test]

@@ -15,9 +15,11 @@ use bulkhead_ipc::evictiond::stats_client::StatsClient;
 use bulkhead_ipc::evictiond::{CgroupsRequest, SummaryRequest, cgroups_part, summary_part::Part};
 use bulkhead_ipc::peers::{MethodRule, PeerUsers, Policy, Role};
 use bulkhead_ipc::server::{self, Services};
+use bulkhead_ipc::syncd::node_server::{Node, NodeServer};
 use bulkhead_ipc::syncd::pods_server::{Pods, PodsServer};
 use bulkhead_ipc::syncd::{
-    ContainerState, GetPodRequest, ListPodsRequest, PodState, PodUpdate, PodVolume, WatchPodsRequest,
+    ContainerState, GetNodeRequest, GetPodRequest, ListPodsRequest, NodeState, PodState, PodUpdate, PodVolume,
+    WatchNodeRequest, WatchPodsRequest,
 };
 use bulkhead_sys::spawn::{Spec, User};
 use bulkhead_types::Process;
@@ -59,7 +61,21 @@ impl Pods for OnePod {
     }
 }
 
-const RULES: &[MethodRule] = &[MethodRule { method: "/kubelet.syncd.v1.Pods/List", peers: &[Role::Evictiond] }];
+#[tonic::async_trait]
+impl Node for OnePod {
+    type WatchStream = List<NodeState>;
+    async fn get(&self, _: Request<GetNodeRequest>) -> Result<Response<NodeState>, Status> {
+        Ok(Response::new(NodeState { sources_ready: true, ..Default::default() }))
+    }
+    async fn watch(&self, _: Request<WatchNodeRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        Err(Status::unimplemented("not faked"))
+    }
+}
+
+const RULES: &[MethodRule] = &[
+    MethodRule { method: "/kubelet.syncd.v1.Node/Get", peers: &[Role::Evictiond] },
+    MethodRule { method: "/kubelet.syncd.v1.Pods/List", peers: &[Role::Evictiond] },
+];
 
 /// Only kubelet-evictiond's own user may list, so an answer proves that the peer check saw it.
 fn fake_syncd(config: &NodeConfig) {
@@ -74,7 +90,7 @@ fn fake_syncd(config: &NodeConfig) {
         no_pods: None,
     };
     let policy = Policy { users: Arc::new(users), rules: RULES };
-    let services = Services::new().add(PodsServer::new(OnePod));
+    let services = Services::new().add(PodsServer::new(OnePod)).add(NodeServer::new(OnePod));
     tokio::spawn(server::serve(listener, policy, services, std::future::pending()));
 }
 

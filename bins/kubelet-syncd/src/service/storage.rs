@@ -20,7 +20,7 @@ pub struct StorageApi {
     pub epoch: Epoch,
     pub writes: StorageWrites,
     pub plugins: Arc<OnceLock<PluginTable>>,
-    /// Of volumes; never set on a node without API server.
+    /// Of volumes, once their manager has begun.
     pub statistics: Arc<OnceLock<Statistics>>,
     /// Ends the streams, which never end by themselves.
     pub stop: CancellationToken,
@@ -74,9 +74,8 @@ impl Storage for StorageApi {
         &self,
         _: Request<api::VolumeUsagesRequest>,
     ) -> Result<Response<Self::VolumeUsagesStream>, Status> {
-        let Some(statistics) = self.statistics.get() else {
-            return Ok(Response::new(Box::pin(futures_util::stream::empty())));
-        };
+        // None would say that there are no volumes.
+        let statistics = self.statistics.get().ok_or_else(starting)?;
         Ok(Response::new(Box::pin(statistics.all().map(|told| Ok(usage(told))))))
     }
 
@@ -86,10 +85,14 @@ impl Storage for StorageApi {
         &self,
         _: Request<api::ListPluginsRequest>,
     ) -> Result<Response<Self::ListPluginsStream>, Status> {
-        let table = self.plugins.get().ok_or_else(|| Status::unavailable("kubelet-syncd is starting"))?;
+        let table = self.plugins.get().ok_or_else(starting)?;
         let plugins = table.list().into_iter().map(Ok);
         Ok(Response::new(Box::pin(futures_util::stream::iter(plugins))))
     }
+}
+
+fn starting() -> Status {
+    Status::unavailable("kubelet-syncd is starting")
 }
 
 fn usage(told: VolumeUsage) -> api::VolumeUsage {
@@ -108,5 +111,26 @@ fn usage(told: VolumeUsage) -> api::VolumeUsage {
         inodes_used: figures.inodes_used,
         folder: told.folder,
         abnormal: told.abnormal,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn before_the_start_is_over_nothing_is_said_of_volumes_and_plugins() {
+        let api = StorageApi {
+            epoch: Epoch::from_random(7),
+            writes: StorageWrites::default(),
+            plugins: Arc::default(),
+            statistics: Arc::default(),
+            stop: CancellationToken::new(),
+        };
+        let usages =
+            api.volume_usages(Request::new(api::VolumeUsagesRequest {})).await.err().map(|status| status.code());
+        let plugins =
+            api.list_plugins(Request::new(api::ListPluginsRequest {})).await.err().map(|status| status.code());
+        assert_eq!([usages, plugins], [Some(tonic::Code::Unavailable); 2]);
     }
 }
