@@ -16,6 +16,8 @@ use crate::node::Settings;
 pub enum SetupError {
     #[error("failed to create the directory {path}")]
     Dir { path: PathBuf, source: std::io::Error },
+    #[error("{path} is a symbolic link: the root directory itself may be one, or {path} a mount point")]
+    Linked { path: PathBuf },
     #[error(transparent)]
     Share(#[from] MountError),
     #[error("{}", .mismatches.join(", "))]
@@ -49,8 +51,14 @@ pub fn directories(settings: &Settings) -> Result<(), SetupError> {
     Ok(())
 }
 
+/// Mounts below are found by their paths, as the kernel tells them: a link on the way would hide those of every pod.
+const NEVER_LINKED: [&str; 2] = ["pods", "plugins"];
+
 /// The last is nobody's yet, but a DaemonSet may mount it with hostPath `type: Directory`.
 fn folders(root: &Path) -> Result<(), SetupError> {
+    if let Some(path) = NEVER_LINKED.map(|name| root.join(name)).into_iter().find(|path| path.is_symlink()) {
+        return Err(SetupError::Linked { path });
+    }
     ["pods", "plugins", "plugins_registry", "pod-resources", "device-plugins"]
         .into_iter()
         .try_for_each(|name| create(&root.join(name), 0o750))
@@ -139,6 +147,14 @@ mod tests {
         let (root, selinuxfs) = (dir.path().join("root"), dir.path().join("selinux"));
         folders(&root).unwrap();
         assert!(root.join("device-plugins").is_dir());
+        for name in NEVER_LINKED {
+            std::fs::rename(root.join(name), dir.path().join(name)).unwrap();
+            std::os::unix::fs::symlink(dir.path().join(name), root.join(name)).unwrap();
+            let refused = folders(&root).unwrap_err().to_string();
+            assert!(refused.starts_with(&format!("{}/{name} is a symbolic link", root.display())), "{refused}");
+            std::fs::remove_file(root.join(name)).unwrap();
+            folders(&root).unwrap();
+        }
         let label = |name: &str| {
             let mut value = [0; 64];
             let length = rustix::fs::getxattr(root.join(name), "security.selinux", &mut value).ok()?;
