@@ -40,12 +40,12 @@ use crate::volumes::teardown::{self, Kept, Outcome, Scope};
 use crate::volumes::{SetUp, VolumeError, ownership, pod_dir};
 
 /// A pod has one verb in work, under its lock, and one beside it that takes none. What stays on this machine goes on however many
-/// servers of pods are silent.
+/// servers of pods are silent; a verb of it that takes long, as the removal of a large emptyDir, counts as one that hangs.
 pub const LIMITS: Limits = Limits {
     shares: Shares {
         node: Share { places: 4, at_once: 4, of_one: 4 },
-        local: Share { places: 20, at_once: 8, of_one: 2 },
-        foreign: Share { places: 48, at_once: 8, of_one: 2 },
+        local: Share { places: 64, at_once: 8, of_one: 2 },
+        foreign: Share { places: 64, at_once: 8, of_one: 2 },
     },
     hangs_after: Limits::HANGS_AFTER,
 };

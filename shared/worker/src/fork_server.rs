@@ -15,8 +15,9 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::wire::Message;
 
-/// WorkerPool of one fork server, those that hang included: each is a process of a few pages.
-pub const WORKERS_MAX: usize = 80;
+/// Workers of one fork server, those that hang included, and those that a daemon before this one has left in its unit: each is a
+/// process of a few pages.
+pub const WORKERS_MAX: usize = 140;
 
 /// Where connections for new workers come from.
 #[allow(missing_debug_implementations, reason = "it holds functions")]
