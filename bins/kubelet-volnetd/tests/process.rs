@@ -365,7 +365,7 @@ async fn killed_while_it_writes() {
         assert_eq!(code, 0, "{message}");
         let names: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names.len(), FILES + 2, "{names:?}");
-        assert_eq!(std::fs::read_to_string(dir.join("key-7")).unwrap().trim(), round.to_string());
+        assert_eq!(std::fs::read_to_string(dir.join("..data/key-7")).unwrap().trim(), round.to_string());
     }
     stop.store(true, std::sync::atomic::Ordering::Relaxed);
     assert!(tokio::task::spawn_blocking(move || reader.join().unwrap()).await.unwrap() <= ROUNDS);

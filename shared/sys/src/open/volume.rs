@@ -3,7 +3,8 @@
 //! The kernel resolves, below the volume's root: links inside are followed, nothing leads out. Upstream resolves on the
 //! host and then checks where it came out (`pkg/volume/util/subpath`), so that an absolute link may lead back into the
 //! volume where it names the volume's own path. Those are resolved here, by their text alone: nothing outside of the
-//! volume is looked at, and what comes out is opened under rule 2, which follows no link at all.
+//! volume is looked at, and what comes out is opened under rule 2, which follows no link at all. So are those that the kernel follows
+//! for their owner alone (proc_sys_fs(5), protected_symlinks): a pod's user has links in volumes that are sticky and for all to write.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -33,7 +34,7 @@ impl Volume<'_> {
         let path = path.as_ref();
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         match openat2(self.root, path, OFlags::PATH, 0, resolve) {
-            Err(error) if error.errno() == Some(Errno::XDEV) && stays_below(path) => {
+            Err(error) if matches!(error.errno(), Some(Errno::XDEV | Errno::ACCESS)) && stays_below(path) => {
                 let plain = self.plain(path)?;
                 beneath(self.root, Path::new(".").join(plain), OFlags::PATH, 0)
             }
@@ -170,6 +171,26 @@ mod tests {
 
     fn inode(fd: &OwnedFd) -> u64 {
         rustix::fs::fstat(fd).unwrap().st_ino
+    }
+
+    /// As a projected volume has it for a pod with a user and a group of its own.
+    #[test]
+    fn links_of_others_in_a_sticky_directory_are_followed() {
+        if !rustix::process::getuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("..data")).unwrap();
+        std::fs::write(dir.path().join("..data/token"), "x").unwrap();
+        symlink("..data/token", dir.path().join("token")).unwrap();
+        std::os::unix::fs::lchown(dir.path().join("token"), Some(1000), None).unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o3777)).unwrap();
+        let protects = std::fs::read_to_string("/proc/sys/fs/protected_symlinks").unwrap().trim() == "1";
+        let by_path = std::fs::read(dir.path().join("token")).map_err(|error| error.kind());
+        assert_eq!(by_path.is_err(), protects, "{by_path:?}");
+        let base = base_dir(dir.path()).unwrap();
+        let token = std::fs::metadata(dir.path().join("..data/token")).unwrap().ino();
+        assert_eq!(inode(&volume(&base, None).handle("token").unwrap()), token);
     }
 
     #[test]
