@@ -284,8 +284,7 @@ async fn silent_servers_of_many_pods_leave_the_others_their_volumes() {
     let asking = volumes.clone();
     let tear_down = |n: usize| {
         let mut volumes = asking.clone();
-        let request =
-            TearDownPodRequest { pod_uid: format!("silent-{n}"), guard: Some(guard), volumes_only: false };
+        let request = TearDownPodRequest { pod_uid: format!("silent-{n}"), guard: Some(guard), volumes_only: false };
         async move { volumes.tear_down_pod(request).await }
     };
     let asked: Vec<_> = (0..places).map(|n| tokio::spawn(tear_down(n))).collect();

@@ -78,7 +78,12 @@ pub struct Noted {
 }
 
 fn event(change: api::watch_event::Change, name: &str, identity: &str) -> api::WatchEvent {
-    api::WatchEvent { change: change.into(), name: name.to_owned(), identity: identity.to_owned(), ..Default::default() }
+    api::WatchEvent {
+        change: change.into(),
+        name: name.to_owned(),
+        identity: identity.to_owned(),
+        ..Default::default()
+    }
 }
 
 impl Claims {

@@ -86,7 +86,12 @@ impl Volumes {
 }
 
 fn event(change: api::watch_event::Change, name: &str, identity: &str) -> api::WatchEvent {
-    api::WatchEvent { change: change.into(), name: name.to_owned(), identity: identity.to_owned(), ..Default::default() }
+    api::WatchEvent {
+        change: change.into(),
+        name: name.to_owned(),
+        identity: identity.to_owned(),
+        ..Default::default()
+    }
 }
 
 impl World {
