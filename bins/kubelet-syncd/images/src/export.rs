@@ -21,7 +21,7 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// After something failed.
 const AGAIN: Duration = Duration::from_secs(30);
 /// Files in one request: each is flushed to the disk, within the request's deadline.
-const FILES_AT_ONCE: usize = 50;
+const FILES_AT_ONCE: usize = 10;
 /// What kubelet-volnetd passes at most, with names.
 const BYTES_MAX: u64 = 16 << 20;
 
@@ -73,8 +73,16 @@ impl Export {
     /// Keeps the files up to date. Runs for ever.
     pub async fn keep<S: ImageService>(mut self, images: Arc<ImageManager<S>>) {
         loop {
+            let mut told = false;
             while let Err(error) = self.write(&images).await {
-                tracing::debug!(error = &error as &dyn std::error::Error, "upstream's records of image pulls wait");
+                let error = &error as &dyn std::error::Error;
+                if std::mem::replace(&mut told, true) {
+                    tracing::debug!(error, "upstream's records of image pulls still wait");
+                } else {
+                    tracing::warn!(error, "upstream's records of image pulls are not up to date");
+                }
+                // What was asked for may have been done all the same.
+                self.there = None;
                 tokio::time::sleep(AGAIN).await;
             }
             images.records_changed().await;
@@ -88,13 +96,13 @@ impl Export {
             none => none.insert(read(&self.broker, images).await?),
         };
         let changes = pull_files::changes(&there.files, &images.files(), &there.not_understood);
-        there.files.extend(changes.keys().map(|id| (id.clone(), None)));
         // Where a file is noted and missing, its record is forgotten: it is noted after it was written, and not any more before
         // it is removed.
         there.stand.retain(|id| changes.get(id) != Some(&None));
         images.files_stand(there.stand.clone())?;
         let changes: Vec<_> = changes.into_iter().collect();
         for some in changes.chunks(FILES_AT_ONCE) {
+            there.files.extend(some.iter().map(|(id, _)| (id.clone(), None)));
             let files = some.iter().map(|(id, content)| to_wire(id, content.as_ref())).collect();
             let message = ImagePullRecordFiles { files }.encode_to_vec();
             self.broker.put_state(KIND, memfd::sealed("image-pulls", &message)?).await?;

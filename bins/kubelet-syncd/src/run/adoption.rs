@@ -1,4 +1,4 @@
-//! Static pods that run when the process starts: whose they are, and which manifest may take them over.
+//! Static pods that the runtime has when the process starts, running or ended: whose they are, and which manifest may take them over.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::runtime::RUNTIME_RETRY;
 use crate::ownership::{Owner, Ownership};
 use crate::private_state::PrivateState;
-use crate::sources::RunningPod;
+use crate::sources::FoundPod;
 use crate::sources::uids::UidStore as _;
 use kubelet_model::pod::labels;
 use kubelet_pleg::PodCache;
@@ -18,8 +18,8 @@ use kubelet_pleg::PodCache;
 /// So often it is asked whose a running pod is, before that counts as unclear.
 const OWNER_TRIES: usize = 20;
 
-/// Static pods that run now, for the adoption of their uids. Asked once, until answered.
-pub async fn running_static_pods(cri: &CriClient) -> Vec<RunningPod> {
+/// Static pods that the runtime has now, for the adoption of their uids. Asked once, until answered.
+pub async fn found_static_pods(cri: &CriClient) -> Vec<FoundPod> {
     loop {
         let lists = tokio::join!(
             cri.list_pod_sandbox(v1::ListPodSandboxRequest::default()),
@@ -43,11 +43,11 @@ pub fn recorded_pods(state: &PrivateState) -> HashSet<PodUid> {
 /// Without the pods of another instance. One of which nothing is known may be taken over: it has our node's name and
 /// runs what our manifest says, or it is no candidate.
 pub async fn not_foreign(
-    running: Vec<RunningPod>,
+    running: Vec<FoundPod>,
     ownership: &Ownership,
     cache: &PodCache,
     started: Instant,
-) -> Vec<RunningPod> {
+) -> Vec<FoundPod> {
     let mut rest = Vec::new();
     for pod in running {
         let Ok(uid) = PodUid::parse(&pod.uid) else { continue };
@@ -75,7 +75,7 @@ fn place(container: &v1::Container) -> (u32, i64) {
 
 /// File and HTTP pods by their ready sandboxes, with the newest instance of each of their containers. Of a name without a ready one the
 /// last sandbox that still has containers stands for the pod: it has finished, or the machine was started again.
-fn adoptable(sandboxes: &[v1::PodSandbox], containers: &[v1::Container]) -> Vec<RunningPod> {
+fn adoptable(sandboxes: &[v1::PodSandbox], containers: &[v1::Container]) -> Vec<FoundPod> {
     let pod = |sandbox: &v1::PodSandbox| {
         let metadata = sandbox.metadata.clone()?;
         let source = sandbox.annotations.get("kubernetes.io/config.source")?.clone();
@@ -95,7 +95,7 @@ fn adoptable(sandboxes: &[v1::PodSandbox], containers: &[v1::Container]) -> Vec<
             })
             .collect();
         containers.sort();
-        Some(RunningPod { uid: metadata.uid, namespace: metadata.namespace, name: metadata.name, source, containers })
+        Some(FoundPod { uid: metadata.uid, namespace: metadata.namespace, name: metadata.name, source, containers })
     };
     let name = |sandbox: &v1::PodSandbox| {
         let metadata = sandbox.metadata.as_ref();

@@ -41,7 +41,7 @@ use crate::service::logs::Parts as LogParts;
 use crate::service::node_view::{ApiParts, FirstParts, NodeView};
 use crate::service::silence;
 use crate::service::streams::StreamParts;
-use crate::sources::{DroppedPod, FileConfig, HttpConfig, RunningPod, Sources, SourcesConfig};
+use crate::sources::{DroppedPod, FileConfig, FoundPod, HttpConfig, Sources, SourcesConfig};
 use crate::start_latency::StartTimes;
 use crate::start_limit::{self, HOLD, StartLimiter};
 use crate::sync_loop::cpu_sets;
@@ -248,7 +248,7 @@ pub(super) struct Learned {
     ownership: Arc<Ownership>,
     cgroup_driver: String,
     /// Static pods that the runtime has.
-    running: Vec<RunningPod>,
+    running: Vec<FoundPod>,
     facts: SharedFacts,
 }
 
@@ -273,7 +273,7 @@ impl Learned {
             let mut health = followers.health.clone();
             // Which features the runtime has is part of the requests to it.
             let _ = health.wait_for(|health| health.known).await;
-            let running = adoption::running_static_pods(cri).await;
+            let running = adoption::found_static_pods(cri).await;
             let running = adoption::not_foreign(running, &ownership, &followers.pleg.cache(), start.started).await;
             (version, driver, running)
         };
@@ -557,7 +557,7 @@ async fn watch_pods(client: ApiClient, source: PodSource, node: watch::Receiver<
     }
 }
 
-fn sources_config(config: &NodeConfig, running: Vec<RunningPod>) -> SourcesConfig {
+fn sources_config(config: &NodeConfig, running: Vec<FoundPod>) -> SourcesConfig {
     let kubelet = &config.kubelet;
     let headers = kubelet.static_pod_url_header.iter();
     let headers = headers.flat_map(|(name, values)| values.iter().map(|value| (name.clone(), value.clone()))).collect();

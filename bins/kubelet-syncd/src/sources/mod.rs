@@ -34,7 +34,7 @@ use tokio::time::Instant;
 pub use file::{Absence, FileConfig, ManifestStore, SetSink};
 pub use http::HttpConfig;
 pub use merge::{DroppedPod, FullName, Merge, PodOp, PodUpdate, SourceKind};
-pub use uids::{RunningPod, UidStore, Uids};
+pub use uids::{FoundPod, UidStore, Uids};
 
 /// Changes that wait for the main loop. Upstream's channel has 50 places; each may hold a pod of its own (1.5 MiB on an API
 /// server), a full one holds up the sources, and a watch that is not read is held up in its connection.
@@ -51,7 +51,7 @@ pub struct SourcesConfig {
     /// An API server will deliver sets through [`Sources::api_sender`].
     pub api: bool,
     /// Static pods that run now; their uids are adopted by manifests that match.
-    pub running: Vec<RunningPod>,
+    pub running: Vec<FoundPod>,
 }
 
 /// State of one source, for whoever asks.

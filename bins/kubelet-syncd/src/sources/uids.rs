@@ -1,9 +1,9 @@
 //! Which uid a static pod gets: the one in its manifest, else the recorded one for the same content, else that of a
-//! running pod that it matches, else one hashed from its content.
+//! pod that it matches of which the runtime has containers, else one hashed from its content.
 //!
 //! Upstream hashes Go's dump of its internal structs, which nothing else can reproduce; so taking over a node from it
-//! (or from a lost record) would kill and restart every static pod. Instead the uid of a running sandbox with the same
-//! namespace and name is adopted, if its containers' names and hashes match. The choice is written down, so that it is
+//! (or from a lost record) would kill and restart every static pod. Instead the uid of a sandbox with the same
+//! namespace and name, running or ended, is adopted, if its containers' names and hashes match. The choice is written down, so that it is
 //! the same after a restart, and an edited manifest gets a new uid.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,9 +15,9 @@ use serde_json::Value;
 use kubelet_model::pod::hash::container_hash;
 use kubelet_model::validation::field::{items, text};
 
-/// A static pod that the runtime runs, from its labels and annotations.
+/// A static pod that the runtime has containers of, from its labels and annotations.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RunningPod {
+pub struct FoundPod {
     pub uid: String,
     pub namespace: String,
     /// With the node's suffix.
@@ -87,7 +87,7 @@ impl UidStore for Forgetful {
 pub struct Uids {
     book: UidBook,
     /// What was running when the sources started; emptied once they have delivered.
-    adoptable: Vec<RunningPod>,
+    adoptable: Vec<FoundPod>,
     store: Box<dyn UidStore>,
 }
 
@@ -98,7 +98,7 @@ impl std::fmt::Debug for Uids {
 }
 
 impl Uids {
-    pub fn new(store: Box<dyn UidStore>, adoptable: Vec<RunningPod>) -> Self {
+    pub fn new(store: Box<dyn UidStore>, adoptable: Vec<FoundPod>) -> Self {
         let book = store.load().unwrap_or_else(|error| {
             tracing::warn!(%error, "starting without the record of static pod uids");
             UidBook::default()
@@ -161,7 +161,7 @@ impl Uids {
     }
 }
 
-fn matches(running: &RunningPod, pod: &Pod) -> bool {
+fn matches(running: &FoundPod, pod: &Pod) -> bool {
     let Some(spec) = &pod.spec else { return false };
     ["file", "http"].contains(&running.source.as_str())
         && running.namespace == text(&pod.metadata.namespace)

@@ -138,7 +138,7 @@ impl SyncLoop {
         loop {
             self.node.loop_monitor.turned();
             let due = [
-                Some(self.qos.next()),
+                self.qos.next(),
                 self.count_at,
                 self.queue.next(),
                 self.admission_queue.next(),
@@ -567,7 +567,7 @@ impl SyncLoop {
             self.retry_resizes(Trigger::Periodic, now);
         }
         let known = !self.desired.is_empty() || self.node.volnetd.authority().sources_ready();
-        if let Some(anew) = self.qos.take_due(now, known) {
+        if let Some(anew) = self.qos.take_due(now, known && self.node.cgroups.epoch().is_some()) {
             let pods: Vec<Arc<Pod>> = self.active().map(|(_, d)| d.pod.clone()).collect();
             let node = self.node.clone();
             tokio::spawn(async move { node_cgroups::set_qos(&node, &pods, anew).await });

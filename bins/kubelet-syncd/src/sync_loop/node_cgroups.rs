@@ -61,46 +61,47 @@ impl NodeCgroups {
 
 /// The values of the QoS levels follow this long after the pods' requests have changed.
 const QOS_DEBOUNCE: Duration = Duration::from_millis(200);
-/// They are written anew after this time, whatever was written last (upstream periodicQOSCgroupUpdateInterval).
-const QOS_PERIOD: Duration = Duration::from_secs(60);
-/// They wait for so long again while no pod is known.
-const QOS_WAIT: Duration = Duration::from_secs(5);
+/// They wait for so long again while there is nothing to write them to, or no pod to compute them from.
+const QOS_WAIT: Duration = Duration::from_secs(1);
 
-/// When the values of the QoS levels are written.
+/// When the values of the QoS levels are written: at the start, after changes, and when kubelet-volnetd has restarted. (Upstream
+/// writes them each minute, too.)
 #[derive(Debug)]
 pub struct QosTimes {
-    changed: Option<Instant>,
-    anew: Instant,
+    at: Option<Instant>,
+    /// Whatever was written last.
+    anew: bool,
 }
 
 impl QosTimes {
     pub fn new(now: Instant) -> Self {
-        QosTimes { changed: None, anew: now + QOS_DEBOUNCE }
+        QosTimes { at: Some(now + QOS_DEBOUNCE), anew: true }
     }
 
     /// The pods' requests have changed.
     pub fn soon(&mut self, now: Instant) {
-        self.changed.get_or_insert(now + QOS_DEBOUNCE);
+        self.at.get_or_insert(now + QOS_DEBOUNCE);
     }
 
-    /// Somebody else may have changed the values.
+    /// The values may be other ones than those that were written.
     pub fn anew_soon(&mut self, now: Instant) {
-        self.anew = self.anew.min(now + QOS_DEBOUNCE);
+        self.soon(now);
+        self.anew = true;
     }
 
-    pub fn next(&self) -> Instant {
-        self.changed.map_or(self.anew, |changed| changed.min(self.anew))
+    pub fn next(&self) -> Option<Instant> {
+        self.at
     }
 
-    /// Whether it is time. True: whatever was written last. `known`: which pods there are is known, or of some at least; before that
-    /// nothing is written, as pods of an earlier life may run.
-    pub fn take_due(&mut self, now: Instant, known: bool) -> Option<bool> {
-        let anew = self.anew <= now;
-        if anew {
-            self.anew = now + if known { QOS_PERIOD } else { QOS_WAIT };
+    /// Whether it is time. True: whatever was written last. `ready`: the pods' cgroup tree is in place, and at least one pod is desired
+    /// or all sources have delivered; pods of an earlier life may run before that.
+    pub fn take_due(&mut self, now: Instant, ready: bool) -> Option<bool> {
+        self.at.take_if(|at| *at <= now)?;
+        if !ready {
+            self.at = Some(now + QOS_WAIT);
+            return None;
         }
-        let changed = self.changed.take_if(|at| *at <= now).is_some();
-        (known && (anew || changed)).then_some(anew)
+        Some(std::mem::take(&mut self.anew))
     }
 }
 
@@ -262,9 +263,12 @@ pub async fn set_qos(node: &NodeContext, pods: &[Arc<Pod>], anew: bool) {
         burstable_memory_limit_bytes,
         best_effort_memory_limit_bytes,
     };
+    if !node.config.kubelet.cgroups_per_qos() {
+        return;
+    }
     // One after the other: kubelet-volnetd works on calls side by side, and older values must not be those that stay.
     let mut written = node.cgroups.qos_written.lock().await;
-    if (*written == Some(request) && !anew) || node.cgroups.wait_ready().await.is_none() {
+    if *written == Some(request) && !anew {
         return;
     }
     match node.volnetd.set_qos(&CallContext::new(), request).await {
@@ -281,22 +285,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_of_the_levels_follow_changes_and_are_written_anew_each_minute() {
+    fn values_of_the_levels_follow_starts_and_changes() {
         let start = Instant::now();
         let at = |millis| start + Duration::from_millis(millis);
         let mut times = QosTimes::new(start);
-        assert_eq!((times.take_due(at(199), true), times.next()), (None, at(200)));
-        // Nothing is known of any pod.
-        assert_eq!((times.take_due(at(200), false), times.next()), (None, at(5200)));
-        assert_eq!((times.take_due(at(5200), true), times.next()), (Some(true), at(65_200)));
+        assert_eq!((times.take_due(at(199), true), times.next()), (None, Some(at(200))));
+        assert_eq!((times.take_due(at(200), false), times.next()), (None, Some(at(1200))));
+        times.soon(at(300));
+        assert_eq!((times.take_due(at(1200), true), times.next()), (Some(true), None));
         times.soon(at(6000));
         times.soon(at(6100));
-        assert_eq!((times.take_due(at(6199), true), times.next()), (None, at(6200)));
-        assert_eq!((times.take_due(at(6200), true), times.next()), (Some(false), at(65_200)));
-        times.soon(at(65_100));
-        assert_eq!((times.take_due(at(65_300), true), times.next()), (Some(true), at(125_300)), "both at once");
-        times.anew_soon(at(66_000));
-        assert_eq!((times.take_due(at(66_200), true), times.next()), (Some(true), at(126_200)));
+        assert_eq!((times.take_due(at(6199), true), times.next()), (None, Some(at(6200))));
+        assert_eq!((times.take_due(at(6200), true), times.next()), (Some(false), None));
+        times.soon(at(7000));
+        times.anew_soon(at(7100));
+        assert_eq!((times.take_due(at(7200), true), times.next()), (Some(true), None), "both at once");
     }
 
     #[test]

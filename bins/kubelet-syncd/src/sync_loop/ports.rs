@@ -37,9 +37,9 @@ use kubelet_runtime::stages;
 
 /// What takes longer than this (an image that is pulled, a hook) holds no slot any more.
 const SOON: Duration = Duration::from_millis(300);
-/// The end of a container that is replaced is told after this time where its successor is not there yet: not sooner, as upstream sees
-/// it at its next relist (`pkg/kubelet/kubelet.go`, genericPlegRelistPeriod), and a client that changes an image and reads the status
-/// finds the pod ready.
+/// The end of a container that is replaced is held back until its successor is there, for so long at most. Upstream learns of the end at
+/// its next relist, up to a second later (`pkg/kubelet/kubelet.go`, genericPlegRelistPeriod): a client that changes an image and reads
+/// the status at once still finds the pod ready.
 const REPLACED: Duration = Duration::from_secs(1);
 
 /// What one sync of one pod holds while it starts something.

@@ -295,7 +295,7 @@ impl RuntimeSide {
         self.manager.retain_hooks(exist);
     }
 
-    /// A pod is wanted again under its uid, and this is all that is known of its former life.
+    /// A pod is wanted again under its uid. `old`: its containers, which are removed now.
     pub fn begins_anew(&self, uid: &PodUid, old: &RuntimePod) {
         self.manager.begins_anew(uid, old);
     }

@@ -18,7 +18,7 @@ impl FormerLives {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The pod begins anew, and these are the last words on its former life.
+    /// The pod begins anew. `old`: its containers, which are removed now.
     pub(super) fn note(&self, uid: &PodUid, old: &RuntimePod) {
         let mut pods = self.pods();
         for container in &old.containers {

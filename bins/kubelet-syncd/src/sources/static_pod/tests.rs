@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::sources::uids::{Forgetful, RunningPod, UidBook, UidStore, UidStoreError};
+use crate::sources::uids::{Forgetful, FoundPod, UidBook, UidStore, UidStoreError};
 use kubelet_model::decode;
 
 fn node() -> NodeName {
@@ -218,8 +218,8 @@ impl UidStore for Shelf {
     }
 }
 
-fn running(uid: &str, source: &str, hash: u32) -> RunningPod {
-    RunningPod {
+fn running(uid: &str, source: &str, hash: u32) -> FoundPod {
+    FoundPod {
         uid: uid.to_owned(),
         namespace: "kube-system".to_owned(),
         name: "web-node-a".to_owned(),
@@ -240,10 +240,10 @@ fn the_uid_of_a_matching_running_pod_is_adopted_and_remembered() {
         (vec![running("old", "http", hash)], true),
         (vec![running("old", "api", hash)], false),
         (vec![running("old", "file", hash + 1)], false),
-        (vec![RunningPod { containers: vec![], ..running("old", "file", hash) }], false),
-        (vec![RunningPod { name: "web-node-b".to_owned(), ..running("old", "file", hash) }], false),
+        (vec![FoundPod { containers: vec![], ..running("old", "file", hash) }], false),
+        (vec![FoundPod { name: "web-node-b".to_owned(), ..running("old", "file", hash) }], false),
         (
-            vec![RunningPod {
+            vec![FoundPod {
                 containers: vec![("main".to_owned(), hash), ("gone".to_owned(), 1)],
                 ..running("old", "file", hash)
             }],
