@@ -50,10 +50,15 @@ impl Instance {
         let run_dir = match (run_dir, root_dir) {
             (Some(run_dir), _) => PathBuf::from(run_dir),
             (None, Some(root_dir)) => {
-                // The launcher derives it from the canonical form.
-                let canonical = std::fs::canonicalize(root_dir)
-                    .map_err(|source| InstanceError::RootDir { root_dir: root_dir.into(), source })?;
-                bulkhead_config::run_dir_for(&canonical)
+                // The launcher derives it from the name that it is given, which may be a link or lead to one.
+                let named = bulkhead_config::run_dir_for(Path::new(root_dir));
+                if has_sockets(&named) {
+                    named
+                } else {
+                    let resolved = std::fs::canonicalize(root_dir)
+                        .map_err(|source| InstanceError::RootDir { root_dir: root_dir.into(), source })?;
+                    bulkhead_config::run_dir_for(&resolved)
+                }
             }
             (None, None) => run.join("kubelet"),
         };

@@ -100,7 +100,7 @@ pub struct Mounted {
 }
 
 /// The machine's own file systems out of /proc/self/mountinfo: each disk once, and those in memory, without those of pods:
-/// volumes, which are told elsewhere, and the shared memory of sandboxes.
+/// volumes, which are told elsewhere, and the shared memory of sandboxes. `root_dir`: without a link, as the kernel tells it.
 pub fn file_systems(mountinfo: &str, root_dir: &Path, devices: &[Device]) -> Vec<Mounted> {
     let mut seen = HashSet::new();
     let mut found = Vec::new();
@@ -128,7 +128,7 @@ pub fn file_systems(mountinfo: &str, root_dir: &Path, devices: &[Device]) -> Vec
             }
             _ => continue,
         };
-        let of_pod = point.starts_with(root_dir)
+        let of_pod = (point != root_dir && point.starts_with(root_dir))
             || point.iter().any(|part| part.to_string_lossy().starts_with("kubernetes.io~"))
             || (source == "shm" && point != Path::new("/dev/shm"));
         if of_pod || !seen.insert(device.clone()) {

@@ -153,10 +153,12 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
     }
 
     async fn new_sample(&self, state: &mut State, wanted: SampleScope, rates: bool) -> Result<Sample, Status> {
-        // First whether all pods are listed: said afterwards, it would be of a longer list.
+        // Whether all pods are listed is asked before, as afterwards it would be said of a longer list; and again, as another
+        // kubelet-syncd may have listed them.
         let node = self.pods.node().await;
         let pods = if node.is_some() { self.pods.pods().await } else { None };
         let NodeWord { image_fs, sources_ready } = node.unwrap_or_default();
+        let sources_ready = sources_ready && self.pods.node().await.is_some_and(|node| node.sources_ready);
         match pods {
             Some(listed) => {
                 let pods = self.known_pods(listed, state.pods.clone().unwrap_or_default(), sources_ready).await?;
@@ -356,6 +358,7 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
     async fn mounted(&self) -> Vec<MountedFileSystem> {
         let root = self.paths.root_dir.clone();
         let list = tokio::task::spawn_blocking(move || {
+            let root = std::fs::canonicalize(&root).unwrap_or(root);
             let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
             let devices = machine::devices(&std::fs::read("/proc/diskstats").unwrap_or_default());
             (machine::file_systems(&mountinfo, &root, &devices), devices)

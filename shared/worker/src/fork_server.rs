@@ -15,8 +15,8 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::wire::Message;
 
-/// Workers of one fork server, those that hang included, and those that a daemon before this one has left in its unit: each is a
-/// process of a few pages.
+/// Workers of one fork server, those that hang included: each is a process of a few pages. Where the server outlives the daemon that
+/// asks it (kubelet-walker), those that hang for an earlier one count, too.
 pub const WORKERS_MAX: usize = 140;
 
 /// Where connections for new workers come from.

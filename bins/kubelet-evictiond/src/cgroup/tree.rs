@@ -12,11 +12,8 @@ pub(super) fn below(mount: &Path, cgroup: &str, most: usize, is_left_out: impl F
     for _ in 0..DEEPEST {
         let mut next = Vec::new();
         for parent in level {
-            for name in folders(&mount.join(parent.trim_start_matches('/')), most) {
-                let path = format!("{parent}/{name}");
-                if is_left_out(&path) {
-                    continue;
-                }
+            let names = folders(&mount.join(parent.trim_start_matches('/')));
+            for path in names.into_iter().map(|name| format!("{parent}/{name}")).filter(|path| !is_left_out(path)) {
                 if found.len() == most {
                     return found;
                 }
@@ -30,10 +27,10 @@ pub(super) fn below(mount: &Path, cgroup: &str, most: usize, is_left_out: impl F
 }
 
 /// In the order of their names.
-fn folders(folder: &Path, most: usize) -> Vec<String> {
+fn folders(folder: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     let folders = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    let mut names: Vec<_> = folders.filter_map(|entry| entry.file_name().into_string().ok()).take(most).collect();
+    let mut names: Vec<_> = folders.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort_unstable();
     names
 }
@@ -52,6 +49,7 @@ mod tests {
         let below = |cgroup, most| below(temp.path(), cgroup, most, |path| path.ends_with("/out"));
         assert_eq!(below("/s/b", 9), ["/s/b/x", "/s/b/x/y"]);
         assert_eq!(below("/s", 4), ["/s/a", "/s/b", "/s/deep", "/s/b/x"]);
+        assert_eq!(below("/s/b", 1), ["/s/b/x"], "one that is left out takes no place");
         assert_eq!(below("/s/deep", 99).len(), DEEPEST);
         assert_eq!(below("/s", 99).len(), 4 + DEEPEST);
         assert_eq!(below("/gone", 9), Vec::<String>::new());

@@ -49,9 +49,9 @@ pub fn map(
         Some((device, FileType::BlockDevice | FileType::RegularFile)) => device,
         Some((_, kind)) => {
             let allowed = "a block device or a regular file";
-            return Err(CsiError::Target { path: target, found: way::name_of(kind), allowed }.into());
+            return Err(CsiError::Target { path: settings.told(&target), found: way::name_of(kind), allowed }.into());
         }
-        None => return Err(CsiError::NoTarget { path: target }.into()),
+        None => return Err(CsiError::NoTarget { path: settings.told(&target) }.into()),
     };
     place(settings, published).map(base.as_fd(), pod_dir.as_fd(), &device, &settings.told(&target))
 }

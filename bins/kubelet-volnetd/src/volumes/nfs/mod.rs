@@ -82,7 +82,7 @@ fn flag(options: &str) -> String {
 impl NfsError {
     /// The server has not answered so far, and may yet.
     pub fn no_answer(settings: &Settings, pod: &PodUid, nfs: &Nfs) -> Self {
-        let target = settings.paths.volume(pod, NFS, &nfs.volume);
+        let target = settings.told(&settings.paths.volume(pod, NFS, &nfs.volume));
         let why = words(Errno::TIMEDOUT, "", &nfs.source(), &target.display().to_string());
         NfsError::of(NfsReason::Refused(why), nfs, target)
     }
@@ -146,7 +146,7 @@ pub fn set_up(settings: &Settings, pod: &PodUid, nfs: &Nfs, may_mount: bool) -> 
         return Ok(SetUp::NeedsMount);
     }
     let dir = open::create_dirs_beneath(parent.as_fd(), volume.as_str(), 0o750).map_err(open_error)?;
-    let mounted = mount(dir.as_fd(), nfs, &target);
+    let mounted = mount(dir.as_fd(), nfs, &settings.told(&target));
     drop(dir);
     match mounted {
         Ok(()) => Ok(SetUp::Done(target)),
@@ -154,7 +154,7 @@ pub fn set_up(settings: &Settings, pod: &PodUid, nfs: &Nfs, may_mount: bool) -> 
             // As upstream: what could not be mounted leaves no folder.
             let _ = rustix::fs::unlinkat(&parent, volume.as_str(), AtFlags::REMOVEDIR);
             tracing::warn!(%pod, %volume, source = nfs.source(), "{why}");
-            Err(NfsError::of(why, nfs, target).into())
+            Err(NfsError::of(why, nfs, settings.told(&target)).into())
         }
     }
 }
