@@ -3,7 +3,6 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::client::{Link, PeerState};
 use bulkhead_ipc::common::MetricsRequest;
 use bulkhead_ipc::common::process_client::ProcessClient;
@@ -15,6 +14,7 @@ use bulkhead_ipc::evictiond::{
 };
 use bulkhead_ipc::syncd::node_client::NodeClient;
 use bulkhead_ipc::syncd::{GetNodeRequest, NodeState};
+use bulkhead_ipc::{MAX_MESSAGE_BYTES, MAX_POD_BYTES};
 use bulkhead_types::Process;
 
 use crate::health::Presence;
@@ -148,7 +148,8 @@ impl Peers {
     /// # Errors
     /// kubelet-evictiond's status, or DEADLINE_EXCEEDED.
     pub async fn summary(&self, cpu_and_memory_only: bool) -> Result<(NodeStats, Vec<PodStats>), tonic::Status> {
-        let mut client = StatsClient::new(self.evictiond.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        // Of a pod with thousands of containers or volumes, too.
+        let mut client = StatsClient::new(self.evictiond.link.channel()).max_decoding_message_size(MAX_POD_BYTES);
         measured(async {
             let question = SummaryRequest { cpu_and_memory_only, ..SummaryRequest::default() };
             let mut stream = client.summary(CallContext::new().request(question, SUMMARY_DEADLINE)).await?.into_inner();

@@ -117,8 +117,10 @@ fn pods_end_by_priority_before_the_machine_is_off() -> Result<()> {
 
 /// As upstream's tests: the signal, by nobody in particular.
 fn a_shutdown_that_is_called_off(machine: &Machine, cluster: &Cluster) -> Result<()> {
+    // One that ends with 0 would have Succeeded.
     let create = |name: &str| -> Result<()> {
-        cluster.create(&Pod::idle(name).spec("nodeName", json!(machine.hostname())).value().clone()).map(drop)
+        let pod = Pod::busybox(name, "trap 'exit 3' TERM; while true; do sleep 1000 & wait $!; done");
+        cluster.create(&pod.spec("nodeName", json!(machine.hostname())).value().clone()).map(drop)
     };
     let (_, last) = times(machine)?;
     create("passing")?;

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::client::Link;
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::syncd::eviction_client::EvictionClient;
@@ -11,6 +10,7 @@ use bulkhead_ipc::syncd::{
     Candidate, CandidatesRequest, EvictRequest, EvictionInFlight, EvictionOutcome, ImageFsReply, ImageFsRequest,
     InFlightRequest, ReclaimRequest, ReportPressureRequest,
 };
+use bulkhead_ipc::{MAX_MESSAGE_BYTES, MAX_POD_BYTES};
 use bulkhead_types::Epoch;
 use tonic::Status;
 use tonic::transport::Channel;
@@ -47,7 +47,8 @@ impl Syncd {
     }
 
     fn client(&self) -> EvictionClient<Channel> {
-        EvictionClient::new(self.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES)
+        // A candidate names its pod's volumes and containers, and a pod may have thousands.
+        EvictionClient::new(self.link.channel()).max_decoding_message_size(MAX_POD_BYTES)
     }
 
     async fn in_time<T>(deadline: Duration, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {

@@ -8,6 +8,7 @@ use bulkhead_apiclient::Reachability;
 use bulkhead_config::NodeConfig;
 use bulkhead_cri::{CriClient, v1};
 use bulkhead_ipc::syncd as api;
+use prost::Message as _;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -31,6 +32,8 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Of the Node's JSON and of the images; together they fit into a message.
 const NODE_JSON_MAX: usize = 144 << 10;
 const IMAGES_MAX: usize = 80 << 10;
+/// Bytes of mirrors that nobody wants, in the message that has the Node, too.
+const MIRRORS_MAX: usize = 24 << 10;
 
 /// All parts, as far as they are there yet.
 #[derive(Debug)]
@@ -255,8 +258,18 @@ impl NodeView {
         let ending = |mirror: &api::MirrorRef| {
             known.iter().any(|pod| pod.source != "api" && pod.namespace == mirror.namespace && pod.name == mirror.name)
         };
-        pods.unwanted_mirrors.iter().filter(|mirror| !ending(mirror)).cloned().collect()
+        fitting_mirrors(pods.unwanted_mirrors.iter().filter(|mirror| !ending(mirror)))
     }
+}
+
+/// As many as have room in one message: anybody may make mirrors. The others' turn comes when these are gone.
+fn fitting_mirrors<'a>(mirrors: impl Iterator<Item = &'a api::MirrorRef>) -> Vec<api::MirrorRef> {
+    let mut bytes = 0;
+    let fits = |mirror: &&api::MirrorRef| {
+        bytes += mirror.encoded_len() + 8;
+        bytes <= MIRRORS_MAX
+    };
+    mirrors.take_while(fits).cloned().collect()
 }
 
 /// As many of the largest as one message holds, whatever `nodeStatusMaxImages` allows.
@@ -402,6 +415,10 @@ mod tests {
         let image = |n: usize| api::NodeImage { names: vec!["n".repeat(n)], size_bytes: 1 };
         assert_eq!(fitting(&[image(10), image(20)]).len(), 2);
         assert_eq!(fitting(&vec![image(1000); 500]).len(), IMAGES_MAX / 1020);
+        let mirror = api::MirrorRef { name: "m".repeat(253), namespace: "n".repeat(63), uid: "u".repeat(36) };
+        let told = fitting_mirrors(std::iter::repeat_n(&mirror, 10_000));
+        assert!((50..1000).contains(&told.len()), "{}", told.len());
+        assert_eq!(fitting_mirrors([&mirror; 3].into_iter()).len(), 3);
         let node = |images: usize, annotation: usize| {
             let names: Vec<_> = (0..images).map(|_| serde_json::json!({"names": ["n".repeat(100)]})).collect();
             let whole = serde_json::json!({"metadata": {"annotations": {"a": "x".repeat(annotation)}},

@@ -9,7 +9,7 @@ use crate::v1::{Container, Pod};
 use bulkhead_types::Quantity;
 use k8s_openapi::api::core::v1::ResourceFieldSelector;
 
-use super::resources::{Amounts, amounts};
+use super::resources::{Amounts, amount};
 use super::spec::{self, ContainerKind};
 use crate::node_facts::NodeFacts;
 use crate::validation::field::quote;
@@ -96,11 +96,16 @@ pub fn variable_resource(
     own: &Container,
     facts: &NodeFacts,
 ) -> Result<String, DownwardError> {
-    let mut defaults = facts.allocatable.clone();
-    let of_pod = amounts(pod.spec.as_ref().and_then(|s| s.resources.as_ref()?.limits.as_ref()));
+    let mut defaults: Amounts = DEFAULTED
+        .iter()
+        .filter_map(|name| facts.allocatable.get_key_value(*name))
+        .map(|(n, q)| (n.clone(), *q))
+        .collect();
+    let of_pod = pod.spec.as_ref().and_then(|s| s.resources.as_ref()?.limits.as_ref());
     for name in ["cpu", "memory"] {
-        if let (Some(amount), Some(default)) = (of_pod.get(name).filter(|q| !q.is_zero()), defaults.get_mut(name)) {
-            *default = *amount;
+        let own = amount(of_pod, name).filter(|q| !q.is_zero());
+        if let (Some(amount), Some(default)) = (own, defaults.get_mut(name)) {
+            *default = amount;
         }
     }
     match selector.container_name.as_deref().filter(|n| !n.is_empty()) {
@@ -136,16 +141,14 @@ fn value(
         return Err(unsupported());
     }
     let own = container.resources.as_ref();
-    let amount = match list {
-        "limits" => amounts(own.and_then(|r| r.limits.as_ref()))
-            .get(name)
-            .copied()
+    let found = match list {
+        "limits" => amount(own.and_then(|r| r.limits.as_ref()), name)
             .filter(|q| !q.is_zero())
             .or_else(|| limit_defaults.get(name).copied().filter(|_| has_default)),
-        "requests" => amounts(own.and_then(|r| r.requests.as_ref())).get(name).copied(),
+        "requests" => amount(own.and_then(|r| r.requests.as_ref()), name),
         _ => return Err(unsupported()),
     };
-    let amount = amount.unwrap_or(Quantity::ZERO);
+    let amount = found.unwrap_or(Quantity::ZERO);
     let divisor = divisor(selector)?;
     let (amount, divisor) =
         if name == "cpu" { (amount.milli_value(), divisor.milli_value()) } else { (amount.value(), divisor.value()) };

@@ -24,6 +24,11 @@ pub fn amounts(list: Option<&BTreeMap<String, ApiQuantity>>) -> Amounts {
     list.into_iter().flatten().filter_map(|(name, q)| Some((name.clone(), Quantity::parse(&q.0).ok()?))).collect()
 }
 
+/// One of them alone: a list may have thousands.
+pub fn amount(list: Option<&BTreeMap<String, ApiQuantity>>, name: &str) -> Option<Quantity> {
+    Quantity::parse(&list?.get(name)?.0).ok()
+}
+
 /// What they request.
 pub fn requests(r: Option<&ResourceRequirements>) -> Amounts {
     amounts(r.and_then(|r| r.requests.as_ref()))
@@ -94,14 +99,13 @@ fn aggregate(pod: &Pod, of: impl Fn(&Container) -> Amounts) -> Amounts {
     let (mut sidecars, mut init_peak) = (Amounts::new(), Amounts::new());
     for container in init_containers(pod) {
         let own = of(container);
+        // Of the others the peak is that of the sidecars already. There may be thousands of both containers and names.
+        let mut during: Amounts = own.keys().filter_map(|name| Some((name.clone(), *sidecars.get(name)?))).collect();
+        add(&mut during, &own);
+        raise(&mut init_peak, &during);
         if is_sidecar(container) {
             add(&mut sum, &own);
             add(&mut sidecars, &own);
-            raise(&mut init_peak, &sidecars);
-        } else {
-            let mut during = sidecars.clone();
-            add(&mut during, &own);
-            raise(&mut init_peak, &during);
         }
     }
     raise(&mut sum, &init_peak);

@@ -1,5 +1,7 @@
 //! Privileged, capabilities, no_new_privs and the root file system: never more than the spec.
 
+use std::collections::HashSet;
+
 use bulkhead_cri::v1;
 use k8s_openapi::api::core::v1::SecurityContext;
 
@@ -11,8 +13,8 @@ fn plain(name: &str) -> String {
     name.strip_prefix("CAP_").map_or_else(|| name.clone(), str::to_owned)
 }
 
-fn holds(list: &[String], name: &str) -> bool {
-    list.iter().any(|one| plain(one) == plain(name))
+fn all_plain(list: &[String]) -> HashSet<String> {
+    list.iter().map(|name| plain(name)).collect()
 }
 
 pub(super) fn container(starting: &Starting<'_>, asked: &v1::LinuxContainerSecurityContext) -> Checked {
@@ -28,9 +30,11 @@ pub(super) fn container(starting: &Starting<'_>, asked: &v1::LinuxContainerSecur
 fn capabilities(own: &SecurityContext, asked: &v1::Capability) -> Checked {
     let wanted = own.capabilities.clone().unwrap_or_default();
     let (add, drop) = (wanted.add.unwrap_or_default(), wanted.drop.unwrap_or_default());
-    let more = asked.add_capabilities.iter().find(|name| !holds(&add, name) && !holds(&add, "ALL"));
+    let may_add = all_plain(&add);
+    let more = asked.add_capabilities.iter().find(|name| !may_add.contains(&plain(name)) && !may_add.contains("ALL"));
     must(more.is_none(), "add_capabilities", more, format!("{add:?}"))?;
-    let kept = drop.iter().find(|name| !holds(&asked.drop_capabilities, name));
+    let dropped = all_plain(&asked.drop_capabilities);
+    let kept = drop.iter().find(|name| !dropped.contains(&plain(name)));
     let missing = || format!("without {}", kept.map(String::as_str).unwrap_or_default());
     must(kept.is_none(), "drop_capabilities", missing(), format!("{drop:?}"))?;
     let ambient = &asked.add_ambient_capabilities;
