@@ -167,9 +167,17 @@ impl Worker {
         }
         let since = match target.state {
             TargetState::Running { since } => since,
-            TargetState::Waiting | TargetState::Ended { .. } => {
+            // It may be made and not started yet: it is not ready, and nothing has failed for which it would be killed as soon as it
+            // runs. (Upstream tells no status in the middle of a start, and so need not tell these apart.)
+            TargetState::Waiting => {
+                if self.kind == ProbeKind::Readiness {
+                    memory.result = Some(ProbeResult::Failure);
+                }
+                return Tick::Wait;
+            }
+            TargetState::Ended { restarts } => {
                 memory.result = Some(ProbeResult::Failure);
-                return if target.state == (TargetState::Ended { restarts: false }) { Tick::End } else { Tick::Wait };
+                return if restarts { Tick::Wait } else { Tick::End };
             }
         };
         if sight.pod_is_deleted && self.kind != ProbeKind::Readiness {

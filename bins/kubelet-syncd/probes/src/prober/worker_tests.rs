@@ -88,6 +88,24 @@ fn thresholds_and_hold() {
 }
 
 #[test]
+fn a_container_that_is_made_and_not_started_yet_has_failed_nothing() {
+    for (kind, before, then) in [
+        (ProbeKind::Liveness, ProbeResult::Success, Tick::Probe),
+        (ProbeKind::Startup, ProbeResult::Unknown, Tick::Wait),
+        (ProbeKind::Readiness, ProbeResult::Failure, Tick::Probe),
+    ] {
+        let mut w = worker(kind, 1, 1);
+        let made = Target { state: TargetState::Waiting, ..running("a", BEGAN, false) };
+        assert_eq!((tick(&mut w, Some(&made), BEGAN), result(&w)), (Tick::Wait, Some(before)), "{kind:?}");
+        assert_eq!(
+            (tick(&mut w, Some(&running("a", BEGAN, true)), BEGAN), result(&w)),
+            (then, Some(before)),
+            "{kind:?}"
+        );
+    }
+}
+
+#[test]
 fn ends() {
     let ended = |restarts| Target { state: TargetState::Ended { restarts }, ..running("a", BEGAN, false) };
     let mut w = worker(ProbeKind::Readiness, 1, 1);
