@@ -326,7 +326,7 @@ async fn listen(
     loop {
         let listener = match earlier.take() {
             Some(listener) => Ok(listener),
-            None => TcpListener::bind(address).await.inspect(|listener| ports::keep(surface, listener)),
+            None => listener::listen(address).await.inspect(|listener| ports::keep(surface, listener)),
         };
         match listener {
             Ok(listener) => {

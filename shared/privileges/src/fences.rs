@@ -13,8 +13,20 @@ use bulkhead_types::Process;
 use crate::row::{Program, Row};
 
 /// What a process without privileges reads of the machine: name resolution, certificates, time zones, the C library's
-/// modules for these, what the kernel tells. Where the system keeps what /etc links to stands last.
-const MACHINE: [&str; 9] = ["/etc", "/proc", "/run", "/sys", "/usr", "/lib", "/lib64", "/var/lib/sss", "/nix/store"];
+/// modules for these, what the kernel tells. Where systems keep what /etc links to stands last.
+const MACHINE: [&str; 10] = [
+    "/etc",
+    "/proc",
+    "/run",
+    "/sys",
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/var/lib/sss",
+    "/nix/store",
+    // SUSE's bundles of certificates.
+    "/var/lib/ca-certificates",
+];
 
 /// Every library may want one of these.
 const DEVICES: [&str; 4] = ["/dev/null", "/dev/random", "/dev/urandom", "/dev/zero"];

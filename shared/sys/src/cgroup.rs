@@ -230,7 +230,9 @@ impl Hierarchies {
                 _ => {}
             }
         }
-        let has_v1_controllers = trees.iter().any(|tree| tree.controllers.iter().any(|c| !c.contains('=')));
+        // One tree of the old kind beside (`net_cls`, for a VPN) makes no machine of that kind.
+        let is_required = |controller: &String| REQUIRED.contains(&controller.as_str());
+        let has_v1_controllers = trees.iter().any(|tree| tree.controllers.iter().any(is_required));
         match (has_v1_controllers, unified) {
             (true, hybrid) => Ok(Hierarchies { version: Version::V1, trees, hybrid }),
             (false, Some(mount_point)) => {
@@ -791,6 +793,15 @@ mod tests {
 
     fn hierarchies(mounts: &str) -> Result<Hierarchies, CgroupError> {
         Hierarchies::from_mounts(mountinfo::parse(mounts.as_bytes()))
+    }
+
+    #[test]
+    fn one_old_tree_beside_the_unified_one_changes_nothing() {
+        let mounts =
+            "1 2 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n2 2 0:2 / /mnt/net_cls rw - cgroup none rw,net_cls\n";
+        let found = hierarchies(mounts).unwrap();
+        assert_eq!(found.version(), Version::V2);
+        assert_eq!(found.trees.len(), 1);
     }
 
     #[test]

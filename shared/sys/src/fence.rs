@@ -6,8 +6,8 @@
 use std::path::{Path, PathBuf};
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, LandlockStatus, NetPort, PathBeneath, PathFd,
-    Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope,
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, CreateRulesetError, LandlockStatus, NetPort,
+    PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 
 /// Newest ABI whose rights there are rules for here: file rights of 5 (kernel 6.10), TCP ports of 4 (6.7), scopes of
@@ -133,18 +133,7 @@ impl Fence {
     /// # Errors
     /// The kernel has Landlock and refuses these rules. A kernel without it is no error, see [`FenceReport`].
     pub fn enforce(&self) -> Result<FenceReport, FenceError> {
-        let mut ruleset =
-            Ruleset::default().set_compatibility(CompatLevel::BestEffort).handle_access(AccessFs::from_all(FILES))?;
-        if self.tcp_bind.is_some() {
-            ruleset = ruleset.handle_access(AccessNet::BindTcp)?;
-        }
-        if self.keep_signals {
-            ruleset = ruleset.scope(Scope::Signal)?;
-        }
-        if self.keep_abstract_sockets {
-            ruleset = ruleset.scope(Scope::AbstractUnixSocket)?;
-        }
-        let mut ruleset = ruleset.create()?;
+        let (mut ruleset, refused) = self.create()?;
         let mut rules = Vec::new();
         let mut missing = Vec::new();
         for (kind, path) in self.paths() {
@@ -170,7 +159,7 @@ impl Fence {
             RulesetStatus::PartiallyEnforced => Enforcement::Partial,
             RulesetStatus::NotEnforced => Enforcement::None,
         };
-        let unavailable = self.unavailable(&status.landlock);
+        let unavailable = self.unavailable(&status.landlock, refused);
         if enforcement == Enforcement::None {
             rules.clear();
         }
@@ -179,8 +168,35 @@ impl Fence {
         Ok(FenceReport { enforcement, rules, missing, unavailable })
     }
 
-    /// What the kernel's Landlock lacks: the rule's words, and what that means.
-    fn unavailable(&self, kernel: &LandlockStatus) -> Vec<(String, String)> {
+    /// The ruleset, without rules, and the scopes that the kernel refuses although its version has them: those of RHEL 9.7 and
+    /// CentOS Stream 9 (5.14.0-603 and later) say that they have version 6, and lack the one of signals.
+    fn create(&self) -> Result<(RulesetCreated, BitFlags<Scope>), FenceError> {
+        let mut wanted = BitFlags::empty();
+        wanted.set(Scope::Signal, self.keep_signals);
+        wanted.set(Scope::AbstractUnixSocket, self.keep_abstract_sockets);
+        for scopes in [wanted, wanted & Scope::AbstractUnixSocket] {
+            match self.created(scopes) {
+                Err(error) if is_unknown(&error) => {}
+                created => return Ok((created?, wanted & !scopes)),
+            }
+        }
+        Ok((self.created(BitFlags::empty())?, wanted))
+    }
+
+    fn created(&self, scopes: BitFlags<Scope>) -> Result<RulesetCreated, RulesetError> {
+        let mut ruleset =
+            Ruleset::default().set_compatibility(CompatLevel::BestEffort).handle_access(AccessFs::from_all(FILES))?;
+        if self.tcp_bind.is_some() {
+            ruleset = ruleset.handle_access(AccessNet::BindTcp)?;
+        }
+        if !scopes.is_empty() {
+            ruleset = ruleset.scope(scopes)?;
+        }
+        ruleset.create()
+    }
+
+    /// What the kernel's Landlock lacks: the rule's words, and what that means. `refused`: though it is of its version.
+    fn unavailable(&self, kernel: &LandlockStatus, refused: BitFlags<Scope>) -> Vec<(String, String)> {
         let (known, words) = match kernel {
             LandlockStatus::Available { effective_abi, .. } => {
                 (*effective_abi, format!("Landlock version {} of this kernel", *effective_abi as i32))
@@ -195,17 +211,24 @@ impl Fence {
         };
         self.beyond_files()
             .filter_map(|rule| {
-                let (since, what) = if rule.starts_with("tcp-bind") {
-                    (ABI::V4, "leaves TCP ports alone (4 would not)")
+                let (since, is_refused, what) = if rule.starts_with("tcp-bind") {
+                    (ABI::V4, false, "leaves TCP ports alone (4 would not)")
                 } else if rule.starts_with("signals") {
-                    (ABI::V6, "lets signals out (6 would not)")
+                    (ABI::V6, refused.contains(Scope::Signal), "lets signals out (6 would not)")
                 } else {
-                    (ABI::V6, "lets abstract sockets be reached (6 would not)")
+                    let is_refused = refused.contains(Scope::AbstractUnixSocket);
+                    (ABI::V6, is_refused, "lets abstract sockets be reached (6 would not)")
                 };
-                ((known as i32) < since as i32).then(|| (rule, format!("{words} {what}")))
+                (is_refused || (known as i32) < since as i32).then(|| (rule, format!("{words} {what}")))
             })
             .collect()
     }
+}
+
+/// The kernel does not know what the ruleset is to handle.
+fn is_unknown(error: &RulesetError) -> bool {
+    let RulesetError::CreateRuleset(CreateRulesetError::CreateRulesetCall { source, .. }) = error else { return false };
+    source.kind() == std::io::ErrorKind::InvalidInput
 }
 
 /// The nearest folder above `path` that this process can reach, with what to say about it.
@@ -316,7 +339,7 @@ mod tests {
             Fence { tcp_bind: Some(Vec::new()), keep_signals: true, keep_abstract_sockets: true, ..Fence::default() };
         let lacks = |abi| {
             let kernel = LandlockStatus::Available { effective_abi: abi, kernel_abi: None };
-            fence.unavailable(&kernel).into_iter().map(|(_, words)| words).collect::<Vec<_>>()
+            fence.unavailable(&kernel, BitFlags::empty()).into_iter().map(|(_, words)| words).collect::<Vec<_>>()
         };
         assert_eq!(lacks(ABI::V3).len(), 3);
         assert_eq!(
@@ -327,6 +350,13 @@ mod tests {
             ]
         );
         assert!(lacks(ABI::V6).is_empty());
-        assert_eq!(fence.unavailable(&LandlockStatus::NotImplemented).len(), 1);
+        let kernel = LandlockStatus::Available { effective_abi: ABI::V6, kernel_abi: None };
+        let refused = fence.unavailable(&kernel, Scope::Signal.into());
+        assert_eq!(
+            refused[0],
+            ("signals stay inside".into(), "Landlock version 6 of this kernel lets signals out (6 would not)".into())
+        );
+        assert_eq!(refused.len(), 1);
+        assert_eq!(fence.unavailable(&LandlockStatus::NotImplemented, BitFlags::empty()).len(), 1);
     }
 }

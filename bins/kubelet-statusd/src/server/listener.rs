@@ -1,12 +1,12 @@
 //! Listening and accepting: a port that is taken for a moment, descriptors that run out, clients that come and go.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_daemon::progress::LOOP_BOUND;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -17,6 +17,8 @@ use super::connections::Connections;
 /// How long a port may still be held by an instance of this process that ends.
 const TAKEN: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(100);
+/// Clients that wait to be accepted, as tokio has it.
+const BACKLOG: u32 = 1024;
 /// As Go's listener has it: a client that vanished without a word is noticed after 15 s and nine questions more.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Descriptors or memory ran out: time for some to be given back.
@@ -29,7 +31,7 @@ const EXHAUSTED: Duration = Duration::from_millis(100);
 pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let deadline = Instant::now() + TAKEN;
     loop {
-        match TcpListener::bind(address).await {
+        match listen(address).await {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
                 tracing::debug!(%address, "the port is still taken, trying again");
                 tokio::time::sleep(AGAIN).await;
@@ -37,6 +39,32 @@ pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
             outcome => return outcome,
         }
     }
+}
+
+/// Listens. An address that stands for all of them does so for both families, whichever of the two it is written in, as with Go's
+/// `net.Listen("tcp", …)`; where the machine has no IPv6, for its own.
+///
+/// # Errors
+/// It cannot be listened on.
+pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    if address.ip().is_unspecified() && has_ipv6() {
+        return both_families(address.port());
+    }
+    TcpListener::bind(address).await
+}
+
+/// The kernel has sockets of IPv6.
+pub fn has_ipv6() -> bool {
+    TcpSocket::new_v6().is_ok()
+}
+
+fn both_families(port: u16) -> io::Result<TcpListener> {
+    let socket = TcpSocket::new_v6()?;
+    // The machine's default may be another one (`net.ipv6.bindv6only`).
+    rustix::net::sockopt::set_ipv6_v6only(&socket, false)?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))?;
+    socket.listen(BACKLOG)
 }
 
 /// Accepts for ever; connections end with this future.
@@ -102,6 +130,31 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn all_addresses_are_those_of_both_families() {
+        if !has_ipv6() {
+            return;
+        }
+        for all in ["0.0.0.0:0", "[::]:0"] {
+            let listener = listen(all.parse().unwrap()).await.unwrap();
+            let port = listener.local_addr().unwrap().port();
+            for client in [format!("127.0.0.1:{port}"), format!("[::1]:{port}")] {
+                match TcpStream::connect(&client).await {
+                    Ok(_) => drop(listener.accept().await.unwrap()),
+                    // The machine's loopback may have no such address.
+                    Err(error) => assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable, "{client}"),
+                }
+            }
+            assert_eq!(bind_once(port).await.unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        }
+        let own = listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        assert!(own.local_addr().unwrap().is_ipv4());
+    }
+
+    async fn bind_once(port: u16) -> io::Result<TcpListener> {
+        listen(SocketAddr::from(([0, 0, 0, 0], port))).await
+    }
 
     #[tokio::test]
     async fn a_port_that_is_given_back_is_taken() {

@@ -9,6 +9,7 @@ use bulkhead_daemon::{Daemon, kept};
 use rustix::net::sockopt;
 use tokio::net::TcpListener;
 
+use super::listener;
 use crate::routes::Surface;
 
 /// Name under which the supervisor keeps a server's port.
@@ -58,16 +59,43 @@ fn take_up(listener: OwnedFd, address: SocketAddr) -> io::Result<TcpListener> {
     }
     let listener = std::net::TcpListener::from(listener);
     let there = listener.local_addr()?;
-    if there != address {
+    if !is_where(there, address, listener::has_ipv6()) {
         return other(format!("listens on {there}"));
     }
     listener.set_nonblocking(true)?;
     TcpListener::from_std(listener)
 }
 
+/// Whether who listens there does so where it should ([`listener::listen`]).
+fn is_where(there: SocketAddr, wanted: SocketAddr, has_ipv6: bool) -> bool {
+    if wanted.ip().is_unspecified() && has_ipv6 {
+        return there.ip().is_unspecified() && there.is_ipv6() && there.port() == wanted.port();
+    }
+    there == wanted
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn where_a_port_should_be() {
+        for (there, wanted, with_ipv6, without) in [
+            ("[::]:1", "0.0.0.0:1", true, false),
+            ("[::]:1", "[::]:1", true, true),
+            ("0.0.0.0:1", "0.0.0.0:1", false, true),
+            ("[::]:2", "0.0.0.0:1", false, false),
+            ("127.0.0.1:1", "0.0.0.0:1", false, false),
+            ("127.0.0.1:1", "127.0.0.1:1", true, true),
+        ] {
+            let (one, other) = (there.parse().unwrap(), wanted.parse().unwrap());
+            assert_eq!(
+                (is_where(one, other, true), is_where(one, other, false)),
+                (with_ipv6, without),
+                "{there} {wanted}"
+            );
+        }
+    }
 
     #[tokio::test]
     async fn a_port_is_taken_up_with_who_waits_at_it() {

@@ -233,8 +233,16 @@ impl Folder {
         self.regular(&rotated_log_name(self.number, stamp, LogForm::Plain))
     }
 
+    /// Replaces nothing.
     fn rename(&self, from: &str, to: &str) -> Result<(), Errno> {
-        rustix::fs::renameat_with(&self.dir, from, &self.dir, to, RenameFlags::NOREPLACE)
+        match rustix::fs::renameat_with(&self.dir, from, &self.dir, to, RenameFlags::NOREPLACE) {
+            // A file system that knows no flags (ZFS before 2.2): a second name, and the first one goes.
+            Err(Errno::INVAL) => {
+                rustix::fs::linkat(&self.dir, from, &self.dir, to, AtFlags::empty())?;
+                rustix::fs::unlinkat(&self.dir, from, AtFlags::empty())
+            }
+            renamed => renamed,
+        }
     }
 }
 
