@@ -214,8 +214,10 @@ fn bind(from: &Path, to: &Path) -> Result<(), Status> {
     mount(Some(from), to, NONE, MsFlags::MS_BIND, NONE).map_err(|error| failed("binding", to, error))
 }
 
+/// The kernel tells of mounts without the links on the way.
 fn is_mounted(path: &Path) -> bool {
-    mounts::below(path).iter().any(|point| point == path)
+    let Ok(real) = std::fs::canonicalize(path) else { return false };
+    mounts::below(&real).contains(&real)
 }
 
 fn failed(what: &str, path: &Path, error: impl std::fmt::Display) -> Status {
