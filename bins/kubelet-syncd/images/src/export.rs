@@ -75,12 +75,7 @@ impl Export {
         loop {
             let mut told = false;
             while let Err(error) = self.write(&images).await {
-                let error = &error as &dyn std::error::Error;
-                if std::mem::replace(&mut told, true) {
-                    tracing::debug!(error, "upstream's records of image pulls still wait");
-                } else {
-                    tracing::warn!(error, "upstream's records of image pulls are not up to date");
-                }
+                tell(&error, std::mem::replace(&mut told, true));
                 // What was asked for may have been done all the same.
                 self.there = None;
                 tokio::time::sleep(AGAIN).await;
@@ -116,6 +111,15 @@ impl Export {
             }
         }
         Ok(images.files_stand(there.stand.clone())?)
+    }
+}
+
+fn tell(error: &ExportError, is_known: bool) {
+    let error = error as &dyn std::error::Error;
+    if is_known {
+        tracing::debug!(error, "upstream's records of image pulls still wait");
+    } else {
+        tracing::warn!(error, "upstream's records of image pulls are not up to date");
     }
 }
 
