@@ -98,7 +98,7 @@ fn a_container_that_is_made_and_not_started_yet_has_failed_nothing() {
         let made = Target { state: TargetState::Waiting, ..running("a", BEGAN, false) };
         assert_eq!((tick(&mut w, Some(&made), BEGAN), result(&w)), (Tick::Wait, Some(before)), "{kind:?}");
         assert_eq!(
-            (tick(&mut w, Some(&running("a", BEGAN, true)), BEGAN), result(&w)),
+            (tick(&mut w, Some(&running("a", BEGAN, true)), BEGAN + 9), result(&w)),
             (then, Some(before)),
             "{kind:?}"
         );
