@@ -16,8 +16,13 @@ pub fn known(
 ) -> Vec<Pod> {
     let places: HashMap<_, _> = listed.iter().enumerate().map(|(at, pod)| (pod.uid.clone(), at)).collect();
     for pod in before {
-        let place = places.get(&pod.uid).and_then(|at| listed.get_mut(*at));
-        if place.as_ref().map_or(sources_ready, |now| !now.containers.is_empty()) {
+        let mut place = places.get(&pod.uid).and_then(|at| listed.get_mut(*at));
+        if let Some(now) = place.as_mut().filter(|now| !now.containers.is_empty()) {
+            // It says where the pod's cgroup is when it has prepared the pod, which is later than its look at the containers.
+            now.cgroup = now.cgroup.take().or_else(|| pod.cgroup.clone());
+            continue;
+        }
+        if place.is_none() && sources_ready {
             continue;
         }
         let mut containers = pod.containers.clone();
@@ -81,5 +86,19 @@ mod tests {
                 .collect();
             assert_eq!(told, expected, "{sources_ready}");
         }
+    }
+
+    #[test]
+    fn the_cgroup_is_known_before_the_pod_is_prepared_again() {
+        let before = [pod("a", &["a1"])];
+        let unprepared = |ids| Pod { cgroup: None, ..pod("a", ids) };
+        for (sources_ready, listed) in
+            [(false, unprepared(&["a1"])), (true, unprepared(&["a1"])), (true, unprepared(&[]))]
+        {
+            let known = known(vec![listed], &before, sources_ready, |_, _| true);
+            assert_eq!(known[0].cgroup.as_deref(), Some("/kubepods/poda"), "{sources_ready}");
+        }
+        let elsewhere = Pod { cgroup: Some("/other".into()), ..pod("a", &["a1"]) };
+        assert_eq!(known(vec![elsewhere], &before, true, |_, _| true)[0].cgroup.as_deref(), Some("/other"));
     }
 }

@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use bulkhead_testkit::https::Https;
@@ -14,6 +15,8 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
+/// A daemon that was killed is whole again.
+const RESTART: Duration = Duration::from_secs(5);
 
 struct World {
     node: Node,
@@ -317,20 +320,27 @@ fn restart(world: &World, container: &str) -> Result<()> {
 fn away(world: &World) -> Result<()> {
     let pod = world.node.pod_name("busy");
     for daemon in ["kubelet-syncd", "kubelet-evictiond"] {
+        let mut wrong = None;
+        let killed = Instant::now();
         world.node.kill_daemon(daemon)?;
         eventually(&format!("{daemon} is back and all is told"), LONG, || {
-            let resource = world.scrape("/metrics/resource")?;
-            let cadvisor = world.scrape("/metrics/cadvisor")?;
-            let shown =
-                |scrape: &Scrape| !scrape.all("container_memory_working_set_bytes", &[("pod", &pod)]).is_empty();
-            for (scrape, error) in [(&resource, "resource_scrape_error"), (&cadvisor, "container_scrape_error")] {
+            let mut is_shown = true;
+            for (path, error) in
+                [("/metrics/resource", "resource_scrape_error"), ("/metrics/cadvisor", "container_scrape_error")]
+            {
+                let scrape = world.scrape(path)?;
                 let failed = scrape.one(error, &[])? != 0.0;
-                ensure!(failed || shown(scrape), "no error said, and no pod shown");
+                let shown = !scrape.all("container_memory_working_set_bytes", &[("pod", &pod)]).is_empty();
+                if !failed && !shown {
+                    wrong.get_or_insert_with(|| format!("{daemon} away: {path} says no error and shows no pod"));
+                }
+                is_shown &= shown;
             }
-            ensure!(shown(&resource) && shown(&cadvisor), "not yet");
+            ensure!(is_shown && killed.elapsed() > RESTART, "not yet");
             world.pod("busy")?;
             Ok(())
         })?;
+        ensure!(wrong.is_none(), "{}", wrong.unwrap_or_default());
     }
     Ok(())
 }
