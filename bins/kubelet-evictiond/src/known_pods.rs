@@ -18,7 +18,7 @@ pub fn known(
     for pod in before {
         let mut place = places.get(&pod.uid).and_then(|at| listed.get_mut(*at));
         if let Some(now) = place.as_mut().filter(|now| !now.containers.is_empty()) {
-            // It says where the pod's cgroup is when it has prepared the pod, which is later than its look at the containers.
+            // kubelet-syncd says where the pod's cgroup is when it has prepared the pod, later than what it saw of the containers.
             now.cgroup = now.cgroup.take().or_else(|| pod.cgroup.clone());
             continue;
         }

@@ -157,10 +157,9 @@ mod tests {
     use crate::pull_records::{Owner, Policy, PullDecision, PullRecords, Secret, Source};
     use crate::{PullLimits, RecordStore};
     use bulkhead_cri::{CriError, v1};
-    use bulkhead_ipc::broker::{self, BrokerRequest, Caller};
-    use bulkhead_ipc::limits::{Gate, Limits};
-    use bulkhead_ipc::peers::PeerUsers;
+    use bulkhead_ipc::broker::BrokerRequest;
     use jiff::Timestamp;
+    use kubelet_edges::fixtures::broker_at;
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -192,6 +191,33 @@ mod tests {
         }
     }
 
+    /// As kubelet-volnetd answers.
+    fn answer(
+        files: &Mutex<Files>,
+        is_away: &AtomicBool,
+        request: BrokerRequest,
+    ) -> Result<Option<std::os::fd::OwnedFd>, tonic::Status> {
+        if is_away.load(Ordering::Relaxed) {
+            return Err(tonic::Status::unavailable("away"));
+        }
+        let mut files = files.lock().unwrap();
+        if let BrokerRequest::PutState(KIND, fd) = request {
+            let bytes = memfd::read_sealed(&fd, BYTES_MAX).unwrap();
+            let put = ImagePullRecordFiles::decode(&*bytes).unwrap().files;
+            assert!(put.len() <= FILES_AT_ONCE);
+            for (id, content) in put.into_iter().filter_map(from_wire) {
+                match content {
+                    Some(content) => files.insert(id, Some(content)),
+                    None => files.remove(&id),
+                };
+            }
+            return Ok(None);
+        }
+        let files = files.iter().map(|(id, content)| to_wire(id, content.as_ref())).collect();
+        let bytes = ImagePullRecordFiles { files }.encode_to_vec();
+        Ok(Some(memfd::sealed("files", &bytes).unwrap()))
+    }
+
     /// A node's disk, and a kubelet-volnetd that has upstream's files in a map.
     #[derive(Clone)]
     struct Machine {
@@ -205,55 +231,11 @@ mod tests {
     impl Machine {
         fn new() -> Self {
             let folder = tempfile::tempdir().unwrap();
-            let socket = folder.path().join("broker.sock");
-            let users = Arc::new(PeerUsers {
-                syncd: rustix::process::geteuid().as_raw(),
-                evictiond: 1_000_001,
-                statusd: 1_000_002,
-                pods_cgroup: "/no-such/kubepods".into(),
-                no_pods: None,
-            });
-            let flags = rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK;
-            let (unix, packets) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET);
-            let listener = rustix::net::socket_with(unix, packets, flags, None).unwrap();
-            rustix::net::bind(&listener, &rustix::net::SocketAddrUnix::new(&socket).unwrap()).unwrap();
-            rustix::net::listen(&listener, 8).unwrap();
-            let machine = Machine {
-                disk: Arc::default(),
-                files: Arc::default(),
-                is_away: Arc::default(),
-                broker: BrokerClient::new(&socket),
-                _folder: Arc::new(folder),
-            };
-            let served = machine.clone();
-            let handler = move |_: Caller, request: BrokerRequest| {
-                let answer = served.answer(request);
-                async { answer }
-            };
-            tokio::spawn(broker::serve(listener, users, Gate::new(Limits::default()), handler, std::future::pending()));
-            machine
-        }
-
-        fn answer(&self, request: BrokerRequest) -> Result<Option<std::os::fd::OwnedFd>, tonic::Status> {
-            if self.is_away.load(Ordering::Relaxed) {
-                return Err(tonic::Status::unavailable("away"));
-            }
-            let mut files = self.files.lock().unwrap();
-            if let BrokerRequest::PutState(KIND, fd) = request {
-                let bytes = memfd::read_sealed(&fd, BYTES_MAX).unwrap();
-                let put = ImagePullRecordFiles::decode(&*bytes).unwrap().files;
-                assert!(put.len() <= FILES_AT_ONCE);
-                for (id, content) in put.into_iter().filter_map(from_wire) {
-                    match content {
-                        Some(content) => files.insert(id, Some(content)),
-                        None => files.remove(&id),
-                    };
-                }
-                return Ok(None);
-            }
-            let files = files.iter().map(|(id, content)| to_wire(id, content.as_ref())).collect();
-            let bytes = ImagePullRecordFiles { files }.encode_to_vec();
-            Ok(Some(memfd::sealed("files", &bytes).unwrap()))
+            let (files, is_away) = (Arc::<Mutex<Files>>::default(), Arc::<AtomicBool>::default());
+            let served = (files.clone(), is_away.clone());
+            let broker =
+                broker_at(&folder.path().join("broker.sock"), move |request| answer(&served.0, &served.1, request));
+            Machine { disk: Arc::default(), files, is_away, broker, _folder: Arc::new(folder) }
         }
 
         fn kept(&self) -> PullRecords {

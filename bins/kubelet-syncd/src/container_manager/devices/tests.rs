@@ -4,13 +4,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bulkhead_device_plugin::v1beta1::Device as Offered;
-use bulkhead_ipc::broker::{self, BrokerRequest, Caller};
-use bulkhead_ipc::limits::{Gate, Limits};
-use bulkhead_ipc::peers::PeerUsers;
+use bulkhead_ipc::broker::BrokerRequest;
 use futures_util::FutureExt as _;
 use kubelet_container_manager::devices::plugins::STOP_GRACE;
 use kubelet_container_manager::topology::Hint;
-use kubelet_edges::fixtures::Direct;
+use kubelet_edges::fixtures::{self, Direct};
 use prometheus::Registry;
 use serde_json::json;
 
@@ -245,32 +243,18 @@ async fn a_state_that_cannot_be_read_is_asked_again_after_longer_and_longer() {
 #[tokio::test]
 async fn a_state_that_cannot_be_read_hides_no_plugin() {
     let temp = tempfile::tempdir().unwrap();
-    let socket = temp.path().join("broker.sock");
     let (put, mut written) = watch::channel(None::<Vec<u8>>);
     let put = Arc::new(put);
-    let handler = move |_: Caller, request: BrokerRequest| {
+    let broker = fixtures::broker_at(&temp.path().join("broker.sock"), move |request| {
         if let BrokerRequest::PutState(StateKind::DeviceManager, fd) = request {
             put.send_replace(memfd::read_sealed(&fd, 1 << 20).ok());
         }
-        async { Ok(None) }
-    };
-    let users = Arc::new(PeerUsers {
-        syncd: rustix::process::geteuid().as_raw(),
-        evictiond: 1_000_001,
-        statusd: 1_000_002,
-        pods_cgroup: "/no-such/kubepods".into(),
-        no_pods: None,
+        Ok(None)
     });
-    let flags = rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK;
-    let (unix, packets) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET);
-    let listener = rustix::net::socket_with(unix, packets, flags, None).unwrap();
-    rustix::net::bind(&listener, &rustix::net::SocketAddrUnix::new(&socket).unwrap()).unwrap();
-    rustix::net::listen(&listener, 8).unwrap();
-    tokio::spawn(broker::serve(listener, users, Gate::new(Limits::default()), handler, std::future::pending()));
 
     let kept = kept(&[("x/other", "/o.sock")]);
     kept.1.store(true, Ordering::Relaxed);
-    let devices = started_by(BrokerClient::new(&socket), true, &kept);
+    let devices = started_by(broker, true, &kept);
     let mut shown = devices.shown.subscribe();
     let running = tokio::spawn(devices.clone().run());
     let generation = lock(&devices.manager).connect("x/new", PluginOptions::default());
