@@ -301,12 +301,22 @@ fn read<I: DeserializeOwned>(dir: &OwnedFd, name: &std::ffi::OsStr) -> Option<(V
 }
 
 /// Replaces a file in one step: temporary file with a leading dot, fsync, rename, fsync of the folder. After a crash
-/// there is the old or the new content.
+/// there is the old or the new content, and the temporary file at most, which the next replacement removes.
+///
+/// A pod may write into some of the folders, too (that of device plugins, those of CSI drivers): what it has put under the
+/// temporary file's name is removed, neither waited for (a FIFO) nor written to (a device).
+///
+/// # Errors
+/// The kernel refuses, somebody else makes the temporary file meanwhile, or a folder is in its place.
 pub fn replace(dir: std::os::fd::BorrowedFd<'_>, name: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let mut temporary = std::ffi::OsString::from(".");
     temporary.push(name);
     temporary.push(".tmp");
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match rustix::fs::unlinkat(dir, temporary.as_os_str(), AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fd = rustix::fs::openat(dir, temporary.as_os_str(), flags, Mode::from_raw_mode(mode))?;
     rustix::fs::fchmod(&fd, Mode::from_raw_mode(mode))?;
     let mut file = std::fs::File::from(fd);
@@ -319,6 +329,35 @@ pub fn replace(dir: std::os::fd::BorrowedFd<'_>, name: &Path, content: &[u8], mo
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_stands_under_the_temporary_name_is_neither_waited_for_nor_written_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = bulkhead_sys::open::base_dir(dir.path()).unwrap();
+        let temporary = dir.path().join(".checkpoint.tmp");
+        let elsewhere = dir.path().join("elsewhere");
+        std::fs::write(&elsewhere, "kept").unwrap();
+        let replaced = || replace(folder.as_fd(), Path::new("checkpoint"), b"new", 0o600);
+        let fifo = || {
+            rustix::fs::mknodat(&folder, ".checkpoint.tmp", rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
+        };
+        let in_the_way: [&dyn Fn(); 4] = [
+            &fifo,
+            &|| std::fs::hard_link(&elsewhere, &temporary).unwrap(),
+            &|| std::os::unix::fs::symlink(&elsewhere, &temporary).unwrap(),
+            &|| std::fs::write(&temporary, "what a crash has left").unwrap(),
+        ];
+        for put in in_the_way {
+            put();
+            replaced().unwrap();
+            assert_eq!(std::fs::read(dir.path().join("checkpoint")).unwrap(), b"new");
+            assert!(!temporary.exists());
+        }
+        assert_eq!(std::fs::read(&elsewhere).unwrap(), b"kept");
+        // Nothing of a folder is removed; that nothing was written is said.
+        std::fs::create_dir(&temporary).unwrap();
+        assert!(replaced().is_err());
+    }
 
     #[test]
     fn intents_outlive_the_process_and_damage_is_dropped() {

@@ -142,6 +142,7 @@ enum LockKey {
     Pod(PodUid),
     Staged(StagedKey),
     StateFile(StateKind),
+    Credentials,
 }
 
 /// How long a verb waits for another one of the same pod: less than its caller does.
@@ -264,6 +265,16 @@ impl Node {
     pub async fn lock_state_file(&self, kind: StateKind) -> Result<PodLock, Busy> {
         let mutex = self.mutex(LockKey::StateFile(kind));
         let busy = || self.busy_with(format!("the state file {}", kind.as_str_name()));
+        tokio::time::timeout(POD_PATIENCE, mutex.lock_owned()).await.map_err(|_| busy())
+    }
+
+    /// Waits until nobody writes a credential, as [`Node::lock_pod`] does.
+    ///
+    /// # Errors
+    /// Another write has not ended in time.
+    pub async fn lock_credentials(&self) -> Result<PodLock, Busy> {
+        let mutex = self.mutex(LockKey::Credentials);
+        let busy = || self.busy_with("the node's credentials".to_owned());
         tokio::time::timeout(POD_PATIENCE, mutex.lock_owned()).await.map_err(|_| busy())
     }
 

@@ -69,7 +69,12 @@ async fn answered(node: Arc<Node>, caller: Caller, request: BrokerRequest) -> Re
             })
         }
         BrokerRequest::PutCredential(kind, fd) => {
-            tokio::task::spawn_blocking(move || put_credential::put(&node, kind, fd).map(|()| None))
+            // Two at once would write one file, and put half of it in force.
+            let lock = node.lock_credentials().await?;
+            tokio::task::spawn_blocking(move || {
+                let _lock = lock;
+                put_credential::put(&node, kind, fd).map(|()| None)
+            })
         }
         BrokerRequest::LinkCompressedLog(log, fd) => {
             let pod = validate::pod_log(log.pod.as_ref())?.uid;

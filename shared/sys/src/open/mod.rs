@@ -221,15 +221,30 @@ fn reopen(handle: &OwnedFd, path: &Path, flags: OFlags) -> Result<OwnedFd, OpenE
 
 // === Rule 2 ===
 
-/// Rule 2. `relative` is built from ids; `dir` is the directory it is below.
+/// Rule 2. `relative` is built from ids; `dir` is the directory it is below. With `O_CREAT` it is a regular file that is opened:
+/// nobody waits for a FIFO that stands under its name, and nothing is written into a device.
 pub fn beneath(
     dir: BorrowedFd<'_>,
     relative: impl AsRef<Path>,
     flags: OFlags,
     mode: u32,
 ) -> Result<OwnedFd, OpenError> {
+    let relative = relative.as_ref();
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    openat2(dir, relative.as_ref(), flags, mode, resolve)
+    if !flags.contains(OFlags::CREATE) {
+        return openat2(dir, relative, flags, mode, resolve);
+    }
+    let file = openat2(dir, relative, flags | OFlags::NONBLOCK, mode, resolve)?;
+    is_regular(&file, relative)?;
+    Ok(file)
+}
+
+fn is_regular(file: &OwnedFd, path: &Path) -> Result<(), OpenError> {
+    let stat = rustix::fs::fstat(file).map_err(io_error("examine", path))?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok(()),
+        _ => Err(OpenError::WrongType { path: path.to_owned(), wanted: "a regular file" }),
+    }
 }
 
 /// Rule 2 without going into another mount, which fails with EXDEV: a file system that does not answer holds nobody.
@@ -249,10 +264,7 @@ pub fn regular_beneath(dir: BorrowedFd<'_>, relative: impl AsRef<Path>) -> Resul
     let relative = relative.as_ref();
     // First a handle, which opens no device; then the type; then the thing itself.
     let handle = beneath(dir, relative, OFlags::PATH | OFlags::NOFOLLOW, 0)?;
-    let stat = rustix::fs::fstat(&handle).map_err(io_error("examine", relative))?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(OpenError::WrongType { path: relative.to_owned(), wanted: "a regular file" });
-    }
+    is_regular(&handle, relative)?;
     reopen(&handle, relative, OFlags::RDONLY | OFlags::NONBLOCK)
 }
 
@@ -401,6 +413,11 @@ mod tests {
         }
         rustix::fs::mknodat(&base, "fifo", FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
         assert!(matches!(read("fifo"), Err(OpenError::WrongType { .. })), "and it does not block");
+        let write = || beneath(base.as_fd(), "fifo", OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC, 0o600);
+        assert_eq!(write().unwrap_err().errno(), Some(Errno::NXIO), "nobody reads it, and nobody waits for a reader");
+        let reader = rustix::fs::openat(&base, "fifo", OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty()).unwrap();
+        assert!(matches!(write(), Err(OpenError::WrongType { .. })), "it is not written to");
+        drop(reader);
         create_dirs_beneath(base.as_fd(), "a/b/c", 0o750).unwrap();
         create_dirs_beneath(base.as_fd(), "a/b/c", 0o750).unwrap();
         assert!(create_dirs_beneath(base.as_fd(), "l/x", 0o750).is_err());
