@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use bulkhead_testkit::cluster::client::Credential;
 use bulkhead_testkit::https::Https;
 use bulkhead_testkit::systemd::{LIBEXEC, Machine, SERVICES};
-use bulkhead_testkit::{LONG, Pod, build, eventually, processes};
+use bulkhead_testkit::{LONG, Pod, SHORT, build, eventually, processes};
 use bulkhead_tests::systemd_machine;
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -116,7 +116,7 @@ fn privileges_are_as_promised(machine: &Machine) -> Result<()> {
     let volnetd = machine.unit("kubelet-volnetd.service")?.main_pid;
     ensure!(kubelet.trim() == volnetd.to_string(), "pidof kubelet: {kubelet}, kubelet-volnetd: {volnetd}");
     // The process table, by the processes' own word and the kernel's.
-    machine.check(&["kubelet-ctl", "privileges"]).map(drop)?;
+    eventually("all is as in the map", SHORT, || machine.check(&["kubelet-ctl", "privileges"]).map(drop))?;
     let said = machine.journal(&["--unit=kubelet", "--output=cat"])?;
     ensure!(said.contains("OOMScoreAdjust=-998"), "a setting that the units overrule is told: {said}");
     Ok(())

@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use bulkhead_testkit::node::DAEMONS;
 use bulkhead_testkit::processes::{maps_pages_singly, status_line};
-use bulkhead_testkit::{LONG, Node, Pod, cgroups, eventually};
+use bulkhead_testkit::{LONG, Node, Pod, SHORT, cgroups, eventually};
 use bulkhead_tests::lab;
 use serde_json::{Value, json};
 
@@ -124,7 +124,7 @@ fn kubelet_ctl_compares_map_and_reality() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let node = lab.node("alpha").start()?;
     // Sockets that one process binds and another serves are there a moment after both are ready.
-    bulkhead_testkit::wait::eventually("all is as in the map", std::time::Duration::from_secs(20), || {
+    eventually("all is as in the map", SHORT, || {
         let (code, wrong) = compared(&node)?;
         ensure!(code == Some(0) && wrong.is_empty(), "exit code {code:?}: {wrong:#?}");
         Ok(())
@@ -146,14 +146,13 @@ fn kubelet_ctl_compares_map_and_reality() -> Result<()> {
         .args(["bash", "-c", &script])
         .stdin(std::process::Stdio::piped())
         .spawn()?;
-    let noticed =
-        bulkhead_testkit::wait::eventually("the impostor is noticed", std::time::Duration::from_secs(20), || {
-            let (code, wrong) = compared(&node)?;
-            ensure!(code == Some(4), "exit code {code:?}: {wrong:?}");
-            ensure!(wrong.iter().all(|(process, _)| process == "kubelet-evictiond"), "{wrong:?}");
-            ensure!(wrong.iter().any(|(_, fact)| fact.contains("too many: NET_RAW")), "{wrong:?}");
-            Ok(())
-        });
+    let noticed = eventually("the impostor is noticed", SHORT, || {
+        let (code, wrong) = compared(&node)?;
+        ensure!(code == Some(4), "exit code {code:?}: {wrong:?}");
+        ensure!(wrong.iter().all(|(process, _)| process == "kubelet-evictiond"), "{wrong:?}");
+        ensure!(wrong.iter().any(|(_, fact)| fact.contains("too many: NET_RAW")), "{wrong:?}");
+        Ok(())
+    });
     impostor.kill()?;
     impostor.wait()?;
     noticed?;
@@ -161,12 +160,19 @@ fn kubelet_ctl_compares_map_and_reality() -> Result<()> {
     // One that is wedged is not known to be well.
     let statusd = node.pids()["kubelet-statusd"];
     bulkhead_testkit::processes::signal(statusd, nix::sys::signal::Signal::SIGSTOP);
-    let wedged = compared(&node);
+    let wedged = eventually("the wedged one is told", SHORT, || {
+        let (code, wrong) = compared(&node)?;
+        ensure!(code == Some(3), "exit code {code:?}: {wrong:?}");
+        ensure!(wrong.iter().all(|(process, _)| process == "kubelet-statusd"), "{wrong:?}");
+        Ok(())
+    });
     bulkhead_testkit::processes::signal(statusd, nix::sys::signal::Signal::SIGCONT);
-    let (code, wrong) = wedged?;
-    ensure!(code == Some(3) && wrong.iter().all(|(process, _)| process == "kubelet-statusd"), "{code:?}: {wrong:?}");
-    let (code, wrong) = compared(&node)?;
-    ensure!(code == Some(0), "{code:?}: {wrong:?}");
+    wedged?;
+    eventually("all is as in the map again", SHORT, || {
+        let (code, wrong) = compared(&node)?;
+        ensure!(code == Some(0), "exit code {code:?}: {wrong:?}");
+        Ok(())
+    })?;
     node.finish()
 }
 

@@ -6,12 +6,14 @@
 //! | [`seen`] | which processes are this node's, and what can be seen of each |
 //! | [`facts`] | what the map says and what is there, fact by fact |
 //! | [`brief`] | the line of each process. Pure |
+//! | [`twice`] | whether what is wrong was wrong a moment before too. Pure |
 //! | [`compare`] | same, different, withheld by the machine, or unknown. Pure |
 
 mod brief;
 mod compare;
 mod facts;
 mod seen;
+mod twice;
 
 use std::fmt::Write as _;
 
@@ -47,16 +49,30 @@ struct Service {
     peers: &'static [&'static str],
 }
 
-/// `privileges`. [`Exit::Differs`] if anything differs, else [`Exit::Unreachable`] if anything cannot be seen.
+/// `privileges`. [`Exit::Differs`] if anything differs, else [`Exit::Unreachable`] if anything cannot be seen, in two looks one after
+/// the other.
 pub(crate) async fn show(instance: &Instance, in_detail: bool, printer: &mut Printer<'_>) -> Result<Exit, Failure> {
-    let node = seen::look(instance).await;
-    let all: Vec<Shown> = node.processes.iter().map(|process| shown(&node.context, process)).collect();
+    let mut all = look(instance).await;
+    let mut before = None;
+    for _ in 1..twice::LOOKS {
+        if twice::is_certain(before.as_deref(), &all) {
+            break;
+        }
+        tokio::time::sleep(twice::BETWEEN).await;
+        let again = look(instance).await;
+        before = Some(std::mem::replace(&mut all, again));
+    }
     printer.print(&all, || if in_detail { detail(&all) } else { brief::table(&all) })?;
     Ok(match Comparison::of_all(all.iter().map(|process| process.verdict)) {
         Comparison::Differs => Exit::Differs,
         Comparison::Unknown => Exit::Unreachable,
         Comparison::Same | Comparison::Withheld | Comparison::Shown => Exit::Success,
     })
+}
+
+async fn look(instance: &Instance) -> Vec<Shown> {
+    let node = seen::look(instance).await;
+    node.processes.iter().map(|process| shown(&node.context, process)).collect()
 }
 
 fn shown(context: &facts::Context, process: &seen::Process) -> Shown {

@@ -96,10 +96,9 @@ pub(super) async fn look(instance: &Instance) -> Node {
             .map(|one| one.pid)
             .collect()
     };
-    let (walker, reader, iptables) = (helper(Program::Walker), helper(Program::Journal), helper(Program::Iptables));
-    let (disks, flexvolume) = (helper(Program::Disks), helper(Program::Flexvolume));
+    let (walker, reader) = (helper(Program::Walker), helper(Program::Journal));
     if by_launcher {
-        processes.insert(0, process(Program::Launcher, launcher, None, None));
+        processes.insert(0, process(Program::Launcher, launcher.clone(), None, None));
     }
     // As units they are started with the first question: that there is none is no difference.
     if !walker.is_empty() || by_launcher {
@@ -108,15 +107,12 @@ pub(super) async fn look(instance: &Instance) -> Node {
     if !reader.is_empty() || (by_launcher && config.as_ref().is_some_and(reads_the_journal)) {
         processes.push(process(Program::Journal, reader, None, None));
     }
-    // It runs for seconds at a time.
-    if !iptables.is_empty() {
-        processes.push(process(Program::Iptables, iptables, None, None));
-    }
-    if !disks.is_empty() {
-        processes.push(process(Program::Disks, disks, None, None));
-    }
-    if !flexvolume.is_empty() {
-        processes.push(process(Program::Flexvolume, flexvolume, None, None));
+    for program in [Program::Iptables, Program::Disks, Program::Flexvolume] {
+        let seen = process(program, helper(program), None, None);
+        // They run for seconds at a time: one that is gone before it is seen has ended as it should.
+        if seen.kernel.is_some() {
+            processes.push(seen);
+        }
     }
     let above = if by_launcher { processes.first().and_then(|launcher| launcher.kernel.clone()) } else { None };
     let granted = above.or_else(|| PrivilegeReport::of(1).ok()).map(|report| report.bounding);

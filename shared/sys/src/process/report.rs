@@ -60,17 +60,17 @@ impl PrivilegeReport {
     /// Of another process, its main thread.
     ///
     /// # Errors
-    /// There is no such process, or it is hidden.
+    /// There is no such process, it has ended, or it is hidden.
     pub fn of(pid: u32) -> io::Result<Self> {
         let folder = PathBuf::from(format!("/proc/{pid}"));
-        let mut report = Self::parse_status(&std::fs::read_to_string(folder.join("status"))?);
+        let mut report = Self::parse_status(&status_of_running(&folder)?);
         if report.uid != 0 {
             let owner = std::fs::metadata(folder.join("environ")).ok().map(|file| file.uid());
             report.dumpable = owner.map(|owner| owner != 0);
         }
         report.add_files(&folder);
         // What was read is one process's only if it is still there.
-        std::fs::metadata(&folder)?;
+        status_of_running(&folder)?;
         Ok(report)
     }
 
@@ -109,6 +109,17 @@ impl PrivilegeReport {
         }
         report
     }
+}
+
+/// What the kernel says of a process that has not ended: one whose parent has not asked for its end yet has lost its files, and
+/// keeps its ids.
+fn status_of_running(folder: &Path) -> io::Result<String> {
+    let status = std::fs::read_to_string(folder.join("status"))?;
+    let has_ended = status.lines().filter_map(|line| line.strip_prefix("State:")).any(|state| {
+        let state = state.trim_start();
+        state.starts_with('Z') || state.starts_with('X')
+    });
+    if has_ended { Err(io::Error::new(io::ErrorKind::NotFound, "the process has ended")) } else { Ok(status) }
 }
 
 /// The hard limit's column of `Max core file size`.
@@ -238,6 +249,20 @@ mod tests {
         assert_eq!((seen.oom_score_adj, seen.core_limit), (mine.oom_score_adj, mine.core_limit));
         assert_eq!(seen.securebits, None);
         assert!(PrivilegeReport::of(u32::MAX).is_err());
+    }
+
+    #[test]
+    fn a_process_that_has_ended_is_not_read() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let folder = PathBuf::from(format!("/proc/{}", child.id()));
+        let ended = || std::fs::read_to_string(folder.join("status")).unwrap().contains("State:\tZ");
+        let started = std::time::Instant::now();
+        while !ended() {
+            assert!(started.elapsed() < std::time::Duration::from_secs(10), "it runs on");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        assert!(PrivilegeReport::of(child.id()).is_err());
+        child.wait().unwrap();
     }
 
     #[test]
