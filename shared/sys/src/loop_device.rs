@@ -47,16 +47,21 @@ pub fn of_file(path: &Path) -> Result<Vec<u32>, LoopError> {
     for device in devices.flatten() {
         let name = device.file_name();
         let Some(number) = name.to_str().and_then(|name| name.strip_prefix("loop")?.parse().ok()) else { continue };
-        // A device that is free has no such file, and one that was just freed cannot be read.
-        let mut shown = Vec::new();
-        let read = std::fs::File::open(device.path().join("loop/backing_file"))
-            .and_then(|file| file.take(MAX_SHOWN).read_to_end(&mut shown));
-        if read.is_ok() && is_file(&shown, path) {
+        if is_over(number, path) {
             found.push(number);
         }
     }
     found.sort_unstable();
     Ok(found)
+}
+
+/// Whether the kernel shows this path as the file of the device.
+fn is_over(number: u32, path: &Path) -> bool {
+    // A device that is free has no such file, and one that was just freed cannot be read.
+    let mut shown = Vec::new();
+    let read = std::fs::File::open(format!("/sys/block/loop{number}/loop/backing_file"))
+        .and_then(|file| file.take(MAX_SHOWN).read_to_end(&mut shown));
+    read.is_ok() && is_file(&shown, path)
 }
 
 /// Whether what the kernel shows is this file. Pure.
@@ -115,6 +120,10 @@ pub fn detach(path: &Path) -> Result<(), LoopError> {
     for number in of_file(path)? {
         let device = PathBuf::from(format!("/dev/loop{number}"));
         let opened = open(&device)?;
+        // Somebody else may have freed it since it was found, and it may be over another file now. While it is open that cannot be.
+        if !is_over(number, path) {
+            continue;
+        }
         match ioctl(opened.as_fd(), LOOP_CLR_FD, 0) {
             Ok(_) => {}
             // Somebody else was quicker.

@@ -35,7 +35,8 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        let _ = machine::run("losetup", &["--detach", &self.device]);
+        // By its file: when the lab is gone, the device may be another test's.
+        loops::detach_below(&self.file);
     }
 }
 
@@ -110,7 +111,8 @@ fn devices_are_formatted_once_mounted_once_and_mapped() -> Result<()> {
     let events = scene.events("first")?;
     let mapped = |what: &str| events.iter().any(|one| one.starts_with("SuccessfulMountVolume") && one.contains(what));
     ensure!(mapped("plugins/kubernetes.io~local-volume/volumeDevices/raw") && mapped("volumeMapPath"), "{events:#?}");
-    ensure!(loops::below(scene.node.root_dir()).len() == 1, "one loop device holds the mapped one");
+    let held = loops::below(scene.node.root_dir());
+    ensure!(held.len() == 1, "one loop device holds the mapped one: {held:?}");
 
     // Deaths are noticed by nobody.
     for daemon in ["kubelet-volnetd", "kubelet-syncd"] {
@@ -142,6 +144,7 @@ fn devices_are_formatted_once_mounted_once_and_mapped() -> Result<()> {
     ensure!(lines(&alive)? > 0);
     scene.delete("again")?;
     nothing_is_left(&scene)?;
+    drop((disk, raw));
     scene.finish_after_deaths()
 }
 
@@ -172,6 +175,7 @@ fn what_does_not_fit_is_said_in_the_pods_events() -> Result<()> {
         scene.delete(pod)?;
     }
     nothing_is_left(&scene)?;
+    drop(disk);
     scene.finish()
 }
 
@@ -210,5 +214,6 @@ fn a_claim_of_a_device_that_has_grown_is_expanded() -> Result<()> {
         scene.delete(pod["metadata"]["name"].as_str().context("no name")?)?;
     }
     nothing_is_left(&scene)?;
+    drop(disk);
     scene.finish()
 }
