@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
+use std::sync::Mutex;
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -211,6 +212,7 @@ impl NodeBuilder {
             child: None,
             outside: None,
             user_block: None,
+            killed: Mutex::default(),
             finished: false,
             #[cfg(feature = "apiserver")]
             cluster: self.cluster,

@@ -9,8 +9,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 #[cfg(feature = "apiserver")]
 use serde_json::Value;
@@ -49,6 +50,8 @@ pub struct Node {
     outside: Option<DevicePluginsFolder>,
     /// First id of the block of users, as the socket folder's group shows it.
     user_block: Option<u32>,
+    /// Daemons that were killed, until [`Node::wait_healthy`] has seen their successors serve.
+    killed: Mutex<BTreeMap<String, i32>>,
     finished: bool,
     #[cfg(feature = "apiserver")]
     cluster: Option<crate::Cluster>,
@@ -155,7 +158,8 @@ impl Node {
         Ok(())
     }
 
-    /// Waits until healthz answers 200 and all five processes run.
+    /// Waits until healthz answers 200, all five processes run, and the successors of those that [`Node::kill_daemon`] has killed
+    /// serve: of a daemon that is away for a moment healthz says nothing.
     ///
     /// # Errors
     /// The launcher ended, or the time is up: the end of the log is in the message.
@@ -168,10 +172,13 @@ impl Node {
                 return Ok(());
             }
             // Each asking in vain is a line in the log: not too often.
-            self.is_healthy().inspect_err(|_| std::thread::sleep(std::time::Duration::from_millis(50)))
+            self.is_healthy()
+                .and_then(|()| self.successors_serve())
+                .inspect_err(|_| std::thread::sleep(std::time::Duration::from_millis(50)))
         });
         let problem = match (healthy, seen) {
             (Ok(()), None) => {
+                self.killed.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
                 self.user_block = std::fs::metadata(&self.run_dir).map(|folder| folder.gid()).ok();
                 return Ok(());
             }
@@ -198,6 +205,21 @@ impl Node {
             if !pids.contains_key(daemon) {
                 bail!("{daemon} does not run");
             }
+        }
+        Ok(())
+    }
+
+    /// Whether another process serves in the place of each that was killed.
+    fn successors_serve(&self) -> Result<()> {
+        let killed = self.killed.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        #[cfg(feature = "grpc")]
+        for (name, pid) in &killed {
+            let serves = self.agent()?.privileges(name)?.pid;
+            ensure!(i64::from(serves) != i64::from(*pid), "{name} is still process {pid}, which was killed");
+        }
+        let pids = self.pids();
+        for (name, pid) in &killed {
+            ensure!(pids.get(name).is_some_and(|now| now != pid), "{name} was killed and does not run again");
         }
         Ok(())
     }
@@ -238,14 +260,19 @@ impl Node {
         kill_all_of(&self.root_dir);
     }
 
-    /// SIGKILL to one daemon, by name.
+    /// SIGKILL to one daemon, by name. When this returns, it has ended.
     ///
     /// # Errors
-    /// It does not run.
+    /// It does not run, or does not end.
     pub fn kill_daemon(&self, name: &str) -> Result<()> {
         let pids = self.pids();
-        let pid = pids.get(name).with_context(|| format!("{name} does not run; there are {pids:?}"))?;
-        processes::signal(*pid, Signal::SIGKILL);
+        let pid = *pids.get(name).with_context(|| format!("{name} does not run; there are {pids:?}"))?;
+        processes::signal(pid, Signal::SIGKILL);
+        insist(&format!("{name} ends when it is killed"), SHORT, || {
+            ensure!(!processes::is_alive(pid), "process {pid} is there");
+            Ok(())
+        })?;
+        self.killed.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), pid);
         Ok(())
     }
 
