@@ -89,8 +89,12 @@ pub fn test(no_checks: bool, new_seeds: bool, rest: &[String]) -> Result<()> {
     std::fs::create_dir_all(build::target_dir())?;
     let before = traces::now();
     let done = steps(no_checks, new_seeds, rest, &skips, &mut phases);
-    // The runner's summary stays the end of what is printed where there is nothing to say.
-    let done = done.and_then(|()| traces::check(&before));
+    // The runner's summary stays the end of what is printed where there is nothing to say. A test that failed may have left more.
+    let left = traces::check(&before);
+    if let (Err(_), Err(left)) = (&done, &left) {
+        eprintln!("\n{left:#}");
+    }
+    let done = done.and(left);
     if done.is_err() && !phases.has("tests") {
         eprint!("\nwhere the time went:\n{}", phases.lines());
     }

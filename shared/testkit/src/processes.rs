@@ -39,15 +39,18 @@ pub fn all_in(proc: &Path) -> Vec<(i32, Vec<String>)> {
 
 /// Processes with an argument that equals `text` or lies below it as a path.
 pub fn with_argument_below(text: &Path) -> Vec<i32> {
-    let prefix = text.to_string_lossy().into_owned();
+    with_argument(|path| path.starts_with(text))
+}
+
+/// Processes with an argument that is such a path, also as the value of an option or the address of a socket.
+pub fn with_argument(is_wanted: impl Fn(&Path) -> bool) -> Vec<i32> {
     all()
         .into_iter()
         .filter(|(pid, arguments)| {
             *pid != std::process::id() as i32
                 && arguments.iter().any(|argument| {
                     let value = argument.split_once('=').map_or(argument.as_str(), |(_, value)| value);
-                    let value = value.strip_prefix("unix://").unwrap_or(value);
-                    value == prefix || value.strip_prefix(&prefix).is_some_and(|rest| rest.starts_with('/'))
+                    is_wanted(Path::new(value.strip_prefix("unix://").unwrap_or(value)))
                 })
         })
         .map(|(pid, _)| pid)

@@ -10,8 +10,10 @@ use anyhow::{Result, ensure};
 use crate::wait::eventually;
 use crate::{cgroups, lab, mounts, processes};
 
-/// Names of a lab's namespace, interface and cgroup begin like this.
+/// Names of a lab's namespace and interface begin like this.
 const PREFIX: &str = "bulkhead";
+/// Names of cgroups begin like one of these: those of labs, of tests of one process, and of the tests of the simulation's stand-ins.
+const CGROUPS: [&str; 3] = ["bulkhead-lab-", "bulkhead-c-test-", "bulkhead-contract-"];
 /// What was told to end ends within this time.
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -20,15 +22,14 @@ pub fn now() -> BTreeSet<String> {
     let names = |folder: &str| names(Path::new(folder)).into_iter().filter(|name| name.starts_with(PREFIX));
     let mut found = BTreeSet::new();
     found.extend(mounts::below(Path::new("/")).into_iter().filter(|path| is_ours(path)).map(shown("mount")));
-    let of_a_lab = |path: &String| path.split('/').any(|part| part.starts_with("bulkhead-lab-"));
-    found.extend(cgroups::below("/").into_iter().filter(of_a_lab).map(|path| format!("cgroup {path}")));
+    found.extend(
+        cgroups::below("/").into_iter().filter(|path| is_our_cgroup(path)).map(|path| format!("cgroup {path}")),
+    );
     found.extend(names("/run/netns").map(|name| format!("network namespace {name}")));
     found.extend(names("/sys/class/net").map(|name| format!("network interface {name}")));
     found.extend(loop_devices());
     // A pid alone may be another process later; what is left behind stays.
-    found.extend(
-        processes::with_argument_below(Path::new(lab::FOLDERS)).into_iter().map(|pid| format!("process {pid}")),
-    );
+    found.extend(processes::with_argument(is_ours).into_iter().map(|pid| format!("process {pid}")));
     found
 }
 
@@ -56,6 +57,10 @@ fn is_ours(path: &Path) -> bool {
         below.is_some_and(|first| first.as_os_str().to_string_lossy().starts_with(".tmp"))
     };
     path.starts_with(lab::FOLDERS) || in_temporary()
+}
+
+fn is_our_cgroup(path: &str) -> bool {
+    path.split('/').any(|part| CGROUPS.iter().any(|name| part.starts_with(name)))
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -86,19 +91,31 @@ mod tests {
     }
 
     #[test]
-    fn a_process_with_a_folder_of_a_lab_is_found_until_it_ends() {
-        let before = now();
-        let mut child = std::process::Command::new("sh");
-        child.args(["-c", "read line", &format!("{}/0/traces", lab::FOLDERS)]).stdin(std::process::Stdio::piped());
-        let mut child = child.spawn().unwrap();
-        let line = format!("process {}", child.id());
-        eventually("the process is found", LIMIT, || {
-            ensure!(now().contains(&line), "it is not");
-            Ok(())
-        })
-        .unwrap();
-        drop(child.stdin.take());
-        child.wait().unwrap();
-        assert!(!now().difference(&before).any(|left| *left == line));
+    fn cgroups_of_labs_and_tests_are_ours() {
+        for ours in ["bulkhead-lab-7", "a/bulkhead-c-test-life-12/kubepods", "bulkhead-contract-9"] {
+            assert!(is_our_cgroup(ours), "{ours}");
+        }
+        for other in ["", "kubepods/burstable", "a-bulkhead-lab-7", "system.slice/bulkhead.service"] {
+            assert!(!is_our_cgroup(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_process_with_a_folder_of_ours_is_found_until_it_ends() {
+        for folder in [Path::new(lab::FOLDERS).join("0/traces"), std::env::temp_dir().join(".tmpTraces/run")] {
+            let before = now();
+            let mut child = std::process::Command::new("sh");
+            child.args(["-c", "read line", &format!("--run-dir={}", folder.display())]);
+            let mut child = child.stdin(std::process::Stdio::piped()).spawn().unwrap();
+            let line = format!("process {}", child.id());
+            eventually("the process is found", LIMIT, || {
+                ensure!(now().contains(&line), "it is not");
+                Ok(())
+            })
+            .unwrap();
+            drop(child.stdin.take());
+            child.wait().unwrap();
+            assert!(!now().difference(&before).any(|left| *left == line));
+        }
     }
 }
