@@ -17,7 +17,7 @@ use crate::checkpoint::dra_health::{DeviceHealth, DriverHealth, Drivers};
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes of a message that are shown.
 const MAX_MESSAGE: usize = 1024;
-/// Devices of a driver that are kept.
+/// Devices of a driver that count in one word of it; as many again are kept that it named before.
 const MAX_DEVICES: usize = 4096;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -108,8 +108,8 @@ impl Boundary for str {
 }
 
 impl HealthBook {
-    /// A driver has told of all its devices. Answers those of which something else is true now; one that it does not name any more is
-    /// unknown when its time is over.
+    /// A driver has told of all its devices. Answers those of which something else is true now. One that it does not name any more goes
+    /// when its time is over: what is not here reads as what upstream keeps as unknown.
     pub fn take(&mut self, driver: &str, reports: Vec<Report>, now: Instant) -> BTreeSet<DeviceName> {
         let known = self.drivers.entry(driver.to_owned()).or_default();
         let mut changed = BTreeSet::new();
@@ -134,14 +134,23 @@ impl HealthBook {
             }
             known.insert(name, new);
         }
-        for (name, device) in known.iter_mut().filter(|(name, _)| !told.contains(*name)) {
-            if device.health != Health::Unknown && !device.counts(now) {
-                (device.health, device.message, device.updated) = (Health::Unknown, String::new(), now);
-                changed.insert(name.clone());
+        let mut untold: Vec<(Instant, DeviceName)> = Vec::new();
+        let mut over = Vec::new();
+        for (name, device) in known.iter().filter(|(name, _)| !told.contains(*name)) {
+            if device.counts(now) {
+                untold.push((device.updated, name.clone()));
+            } else {
+                over.push(name.clone());
             }
         }
-        while known.len() > 2 * MAX_DEVICES {
-            known.pop_last();
+        // The oldest word goes first.
+        untold.sort();
+        untold.truncate((known.len() - over.len()).saturating_sub(2 * MAX_DEVICES));
+        for name in untold.into_iter().map(|(_, name)| name).chain(over) {
+            if known.remove(&name).is_some_and(|device| device.health != Health::Unknown) {
+                changed.insert(name);
+            }
+            self.unsaved = true;
         }
         self.unsaved |= !changed.is_empty();
         changed
@@ -336,12 +345,36 @@ mod tests {
         let longer = Report { timeout_seconds: 300, ..report("a", Health::Healthy, "") };
         assert_eq!(names(book.take("d", vec![longer], after(41))), ["a"]);
         assert_eq!(book.of("d", &device("a"), after(300)).0, Health::Healthy);
-        assert_eq!(names(book.clear("d")), ["a", "b"]);
+        assert_eq!(names(book.clear("d")), ["a"]);
         assert!(book.clear("d").is_empty());
         let long = report("c", Health::Unhealthy, &"\u{e9}".repeat(600));
         book.take("d", vec![long], start);
         let (_, message) = book.of("d", &device("c"), start);
         assert!(message.is_some_and(|m| m.len() <= 1024 && m.ends_with("\u{e9}...")), "{message:?}");
+    }
+
+    #[test]
+    fn devices_that_are_not_named_any_more_push_out_none_that_is() {
+        let (mut book, start) = (HealthBook::default(), Instant::now());
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let word = |prefix: &str, timeout_seconds| -> Vec<Report> {
+            let one = |n| Report { timeout_seconds, ..report(&format!("{prefix}{n:04}"), Health::Healthy, "") };
+            (0..MAX_DEVICES).map(one).collect()
+        };
+        // Under ever new names, which come before the one that stays.
+        book.take("d", word("a", 30), start);
+        book.take("d", word("b", 30), after(100));
+        assert_eq!(book.drivers["d"].len(), MAX_DEVICES, "what does not count any more is not kept");
+        book.file(after(100), Timestamp::UNIX_EPOCH);
+        assert!(!book.is_unsaved());
+        // Those whose word counts for long: the oldest goes.
+        book.take("d", word("c", 3600), after(110));
+        let changed = book.take("d", vec![report("z", Health::Unhealthy, "hot")], after(120));
+        assert_eq!(changed.len(), 2);
+        assert!(changed.contains(&("n".to_owned(), "b0000".to_owned())), "it is unknown from now on");
+        assert_eq!(book.of("d", &device("b0000"), after(120)).0, Health::Unknown);
+        assert_eq!(book.of("d", &device("b0001"), after(120)).0, Health::Healthy);
+        assert_eq!(book.of("d", &device("z"), after(120)), (Health::Unhealthy, Some("hot")));
     }
 
     #[test]
