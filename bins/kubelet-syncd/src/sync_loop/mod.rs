@@ -8,7 +8,7 @@
 //! * `resize` lets pods wait for other resources and tells what became of that; `resize_port` does it.
 //! * [`work`] is what is done on one pod, step by step, in a task of its own; [`node`] is what all such tasks share,
 //!   and [`pod_table`] what they have found out of each pod, a record each ([`pod_records`]).
-//! * `prepare` makes what a pod needs before its first container; `persistent_volumes` waits for what the volume manager mounts.
+//! * `prepare` makes what a pod needs before its first container, and again what `doubts` says; `persistent_volumes` waits for what the volume manager mounts.
 //! * [`cpu_sets`] keeps running containers on the CPUs that they are to have.
 //! * [`runtime_health`] asks the runtime how it is, rarely; [`node_cgroups`] keeps the pods' cgroup tree as a whole.
 //! * `housekeeping` is all clean-up: orphans, dead containers, what pods that are gone have left.
@@ -17,6 +17,7 @@
 
 mod admission_queue;
 pub mod cpu_sets;
+mod doubts;
 pub mod events;
 pub mod evictions;
 mod housekeeping;

@@ -1,11 +1,13 @@
 //! What a pod needs before its first container: cgroup, folders, volumes.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use bulkhead_ipc::volnetd as api;
 use bulkhead_types::QosClass;
 use kubelet_model::v1::Pod;
 
+use super::doubts::{Doubt, doubt};
 use super::pod_records::Prepared;
 use super::view;
 use super::work::{FAILED, PodSyncer, Step, Stop};
@@ -16,7 +18,7 @@ use kubelet_edges::volnetd::Volnetd;
 use kubelet_model::events::EventType;
 use kubelet_model::node_facts::NodeFacts;
 use kubelet_model::objects::named_objects::{self, NamedObjects};
-use kubelet_model::pod::model::RunState;
+use kubelet_model::pod::model::{RunState, RuntimePod};
 use kubelet_model::pod::resources::{CgroupResources, pod_cgroup_resources, qos_class};
 use kubelet_runtime::runtime::run_options::ContainerManager as _;
 
@@ -24,15 +26,22 @@ use kubelet_runtime::runtime::run_options::ContainerManager as _;
 /// how a change gets into a running pod.
 impl PodSyncer {
     /// cgroup, folders and volumes: asked for all at once, for none needs another's answer.
-    pub(super) async fn prepare(&self, pod: &Arc<Pod>) -> Step<Prepared> {
+    pub(super) async fn prepare(&self, pod: &Arc<Pod>, runtime: &RuntimePod) -> Step<Prepared> {
         self.wait(self.node.prune_gate.wait(&self.uid)).await?;
         let epoch = self.volnetd().await?;
         let facts = self.node.facts();
         let resources = pod_cgroup_resources(pod, &facts, self.node.container_manager.without_quota(pod).pod);
         let pod_memory = resources.memory_limit_bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(u64::MAX);
         let plans = volumes::plan(pod, self.node.allocatable_memory.min(pod_memory));
+        let doubt = self.doubt(pod, runtime);
+        if doubt == Doubt::Everything {
+            self.node.pods.drop_prepared(&self.uid);
+        }
         if let Some(prepared) = self.node.pods.prepared(&self.uid, pod, epoch) {
-            return self.refresh(pod, &facts, &plans, prepared).await;
+            if let Some(prepared) = self.refresh(pod, &facts, &plans, prepared, doubt == Doubt::Files).await? {
+                return Ok(prepared);
+            }
+            self.node.pods.drop_prepared(&self.uid);
         }
         self.why("prepares cgroup, folders and volumes");
         let (resources, resizes) = self.without_resize(pod, resources);
@@ -99,6 +108,12 @@ impl PodSyncer {
         Ok(prepared)
     }
 
+    fn doubt(&self, pod: &Pod, runtime: &RuntimePod) -> Doubt {
+        let now = SystemTime::now();
+        let until = |container: &str| self.node.pods.back_off_until(&self.uid, container);
+        doubt(pod, runtime, |container| until(container).is_some_and(|until| until > now))
+    }
+
     /// While containers that run are being resized, the pod's limits change step by step with theirs and not before. Says
     /// whether that is so.
     fn without_resize(&self, pod: &Pod, resources: CgroupResources) -> (CgroupResources, bool) {
@@ -113,30 +128,36 @@ impl PodSyncer {
         (CgroupResources { pids_limit, hugepage_limits, ..CgroupResources::default() }, true)
     }
 
-    /// Puts the files that have changed. What cannot be had now leaves the pod with what it has.
+    /// Puts the files that have changed, or `all`. What cannot be had now leaves the pod with what it has. None: a volume is not there
+    /// any more, and the pod is to be prepared again.
     async fn refresh(
         &self,
         pod: &Arc<Pod>,
         facts: &NodeFacts,
         plans: &[VolumePlan],
         mut prepared: Prepared,
-    ) -> Step<Prepared> {
+        all: bool,
+    ) -> Step<Option<Prepared>> {
         if plans.iter().any(|plan| matches!(plan.kind, VolumeKind::Managed { .. })) {
             self.node.volume_manager.want(&self.uid, pod).await;
         }
         if prepared.contents.is_empty() {
-            return Ok(prepared);
+            return Ok(Some(prepared));
         }
         let objects = self.objects_of(pod, plans).await?;
         let before = (prepared.contents.clone(), prepared.tokens_renew);
-        let errors = self.maker(pod, facts, &objects).refresh(plans, &mut prepared.contents).await;
+        let errors = self.maker(pod, facts, &objects).refresh(plans, &mut prepared.contents, all).await;
+        if errors.iter().any(VolumeError::is_not_set_up) {
+            tracing::warn!("volumes of the pod are not there any more, they are set up again");
+            return Ok(None);
+        }
         // A token that could not be had leaves the time in the past: it is asked for again soon.
         prepared.tokens_renew = objects.tokens_renew().or(prepared.tokens_renew);
         if (&prepared.contents, prepared.tokens_renew) != (&before.0, before.1) {
             self.node.pods.set_prepared(&self.uid, prepared.clone());
         }
         self.files_stay(pod, &errors);
-        Ok(prepared)
+        Ok(Some(prepared))
     }
 
     /// Says why volumes do not show the newest files.

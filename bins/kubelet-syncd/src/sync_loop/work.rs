@@ -299,7 +299,7 @@ impl PodSyncer {
             self.event(pod, EventType::Warning, "NetworkNotReady", message);
             return Err(Stop::Retry(Retry::NetworkNotReady));
         }
-        let prepared = match stages::during(Named::Prepare, self.prepare(pod)).await {
+        let prepared = match stages::during(Named::Prepare, self.prepare(pod, &runtime)).await {
             Err(Stop::Rejected) => {
                 let status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &runtime, Stage::Alive);
                 view::publish(&self.node, &self.uid, pod, &runtime, &status, Stage::Alive);

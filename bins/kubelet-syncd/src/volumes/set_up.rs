@@ -102,6 +102,12 @@ impl VolumeError {
         format!("MountVolume.SetUp failed for volume {volume:?} : {why}")
     }
 
+    /// kubelet-volnetd does not find the volume: its mount or its folder has gone.
+    pub fn is_not_set_up(&self) -> bool {
+        let VolumeError::Failed { source: VolnetdError::Refused { source, .. }, .. } = self else { return false };
+        source.code() == tonic::Code::NotFound
+    }
+
     /// Nothing has failed, volnetd or the API server is away: wait.
     pub fn is_transient(&self) -> bool {
         match self {
@@ -164,16 +170,17 @@ impl<V: VolumeVerbs> Maker<'_, V> {
         join_all(work).await
     }
 
-    /// Puts the files of volumes that are set up already where they are others than `known` says, and notes them there.
+    /// Puts the files of volumes that are set up already where they are others than `known` says, and notes them there. `all`:
+    /// also those that are the same, for kubelet-volnetd to find out that a volume has gone; it writes nothing where they are there.
     /// A volume that fails keeps the files that it has.
-    pub async fn refresh(&self, plans: &[VolumePlan], known: &mut ContentHashes) -> Vec<VolumeError> {
+    pub async fn refresh(&self, plans: &[VolumePlan], known: &mut ContentHashes, all: bool) -> Vec<VolumeError> {
         let (mut changed, mut errors) = (Vec::new(), Vec::new());
         for (plan, content) in contents(plans) {
             // A pod may have very many volumes: others have their turn between them.
             tokio::task::yield_now().await;
             // What is as it was waits for nobody, and is not kept while the others are looked at.
             match self.files(plan, content) {
-                Ok(rendered) if known.get(plan.name.as_str()) == Some(&rendered.hash) => {}
+                Ok(rendered) if !all && known.get(plan.name.as_str()) == Some(&rendered.hash) => {}
                 Ok(_) => changed.push((plan, content)),
                 Err(error) => errors.push(error),
             }

@@ -152,7 +152,11 @@ impl World {
     }
 
     async fn refresh(&self, pod: &Pod, known: &mut ContentHashes) -> Vec<VolumeError> {
-        self.with(pod, async |maker, plans| maker.refresh(&plans, known).await).await
+        self.with(pod, async |maker, plans| maker.refresh(&plans, known, false).await).await
+    }
+
+    async fn look(&self, pod: &Pod, known: &mut ContentHashes) -> Vec<VolumeError> {
+        self.with(pod, async |maker, plans| maker.refresh(&plans, known, true).await).await
     }
 }
 
@@ -278,4 +282,23 @@ async fn a_running_pod_keeps_its_files_until_new_ones_are_there() {
     w.verbs.well();
     assert!(w.refresh(&pod(), &mut known).await.is_empty());
     assert_eq!(w.verbs.take(), ["put config k=new group Some(7)"]);
+}
+
+#[tokio::test]
+async fn a_volume_that_has_gone_is_told_from_one_that_cannot_be_written() {
+    let w = world();
+    let mut known = hashes(&w.set_up(&pod()).await);
+    w.verbs.take();
+    assert!(w.look(&pod(), &mut known).await.is_empty());
+    assert_eq!(w.verbs.take().len(), 3, "all with files are asked for, also where nothing has changed");
+    for (code, gone) in [(tonic::Code::NotFound, true), (tonic::Code::ResourceExhausted, false)] {
+        w.verbs.fail("put", code);
+        let errors = w.look(&pod(), &mut known).await;
+        assert!(errors.len() == 3 && errors.iter().all(|error| error.is_not_set_up() == gone), "{code}");
+    }
+    w.objects.put_config_map("cm", &[("k", "new")]);
+    w.verbs.fail("put", tonic::Code::NotFound);
+    assert!(w.refresh(&pod(), &mut known).await.iter().all(VolumeError::is_not_set_up));
+    w.verbs.fail("put", tonic::Code::Unavailable);
+    assert!(!w.refresh(&pod(), &mut known).await.iter().any(VolumeError::is_not_set_up));
 }
