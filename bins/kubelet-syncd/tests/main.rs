@@ -5,4 +5,5 @@
 mod api_server;
 mod pleg;
 mod pleg_events;
+mod runtime_health;
 mod state;

@@ -1,4 +1,4 @@
-//! The first questions to the container runtime: who it is, and how it wants cgroups named.
+//! The container runtime: the connection to it, and how it wants cgroups named.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,31 +35,6 @@ pub fn runtime_client(broker: &BrokerClient, config: &NodeConfig) -> CriClient {
         CriClient::new(connector(false), deadlines)
     } else {
         CriClient::with_image_service(connector(false), connector(true), deadlines)
-    }
-}
-
-/// Who the runtime is; asked until it answers.
-pub async fn runtime_version(cri: &CriClient) -> v1::VersionResponse {
-    let mut told = false;
-    loop {
-        match cri.version(v1::VersionRequest { version: String::new() }).await {
-            Ok(version) => {
-                tracing::info!(
-                    name = version.runtime_name,
-                    version = version.runtime_version,
-                    api = version.runtime_api_version,
-                    "container runtime answers"
-                );
-                return version;
-            }
-            Err(error) => {
-                if !told {
-                    tracing::warn!(%error, "container runtime does not answer yet, waiting for it");
-                    told = true;
-                }
-            }
-        }
-        tokio::time::sleep(RUNTIME_RETRY).await;
     }
 }
 

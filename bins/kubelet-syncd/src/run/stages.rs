@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bulkhead_apiclient::ApiClient;
 use bulkhead_config::{NodeConfig, shutdown};
 use bulkhead_cri::CriClient;
+use bulkhead_cri::v1::VersionResponse;
 use bulkhead_daemon::addresses::Prober as AddressProber;
 use bulkhead_daemon::{Daemon, RunError};
 use bulkhead_ipc::client::Link;
@@ -139,6 +140,7 @@ impl Connections {
 pub(super) struct Followers {
     health: watch::Receiver<RuntimeHealth>,
     answered: watch::Receiver<Option<Instant>>,
+    version: watch::Receiver<Option<VersionResponse>>,
     image_fs: watch::Receiver<String>,
     images: watch::Receiver<Arc<[NodeImage]>>,
     /// Garbage collection has removed an image.
@@ -152,9 +154,11 @@ pub(super) struct Followers {
 impl Followers {
     pub(super) fn begin(start: &Start, connections: &Connections) -> Result<Self, RunError> {
         let (daemon, config, cri) = (&start.daemon, &start.config, &connections.cri);
-        let (health_sender, health) = watch::channel(RuntimeHealth::default());
-        let (answered_sender, answered) = watch::channel(None);
-        tokio::spawn(runtime_health::follow(cri.clone(), health_sender, answered_sender));
+        let (told_health, health) = watch::channel(RuntimeHealth::default());
+        let (told_answered, answered) = watch::channel(None);
+        let (told_version, version) = watch::channel(None);
+        let told = runtime_health::Told { health: told_health, answered: told_answered, version: told_version };
+        tokio::spawn(runtime_health::follow(cri.clone(), told));
         let (image_fs_sender, image_fs) = watch::channel(String::new());
         tokio::spawn(image_fs::follow(cri.clone(), health.clone(), image_fs_sender));
         let (images_sender, images) = watch::channel(Arc::default());
@@ -168,7 +172,7 @@ impl Followers {
         let pleg_events = pleg.subscribe();
         let metrics = Metrics::register(&daemon.registry, config.feature_gates().enabled("MemoryQoS"))?;
         let shutdowns = shutdowns(start, connections)?;
-        Ok(Followers { health, answered, image_fs, images, removed, pleg, pleg_events, metrics, shutdowns })
+        Ok(Followers { health, answered, version, image_fs, images, removed, pleg, pleg_events, metrics, shutdowns })
     }
 
     /// What other processes are shown from now on.
@@ -178,6 +182,7 @@ impl Followers {
             pleg: self.pleg.clone(),
             health: self.health.clone(),
             answered: self.answered.clone(),
+            version: self.version.clone(),
             image_fs: self.image_fs.clone(),
             images: self.images.clone(),
             authority: connections.authority.clone(),
@@ -267,7 +272,8 @@ impl Learned {
         let ownership = Arc::new(Ownership::new(cgroups, cri.clone(), volnetd.clone(), recorded));
         // Nothing is decided before the runtime has said what it has.
         let runtime = async {
-            let version = runtime::runtime_version(cri).await;
+            let mut version = followers.version.clone();
+            let version = version.wait_for(Option::is_some).await.ok().and_then(|version| version.clone());
             let driver = runtime::cgroup_driver(cri, &daemon.registry).await;
             followers.pleg.first_relist().await;
             let mut health = followers.health.clone();
@@ -275,7 +281,7 @@ impl Learned {
             let _ = health.wait_for(|health| health.known).await;
             let running = adoption::found_static_pods(cri).await;
             let running = adoption::not_foreign(running, &ownership, &followers.pleg.cache(), start.started).await;
-            (version, driver, running)
+            (version.unwrap_or_default(), driver, running)
         };
         let mut detection = AddressProber::default();
         let found = detection.host_ips(&config.node_ips, config.node_name.as_str(), RESOLVE_AT_START);
@@ -283,7 +289,6 @@ impl Learned {
             known = async { tokio::join!(runtime, found) } => known,
             () = daemon.stop.cancelled() => return None,
         };
-        start.view.set_runtime(version.clone());
         let (host, health) = (machine.host.clone(), followers.health.clone());
         let facts = facts::node_facts(config, host, &machine.resources, &version, &health.borrow(), host_ips);
         let facts = SharedFacts::new(facts);

@@ -46,7 +46,6 @@ pub struct NodeView {
 
 #[derive(Debug, Default)]
 struct Parts {
-    runtime: v1::VersionResponse,
     first: Option<FirstParts>,
     api: Option<ApiParts>,
     node: Option<Arc<NodeContext>>,
@@ -63,6 +62,8 @@ pub struct FirstParts {
     /// When the runtime answered last.
     pub answered: watch::Receiver<Option<Instant>>,
     pub image_fs: watch::Receiver<String>,
+    /// Who it is; none: it has not said yet.
+    pub version: watch::Receiver<Option<v1::VersionResponse>>,
     pub images: watch::Receiver<Arc<[api::NodeImage]>>,
     pub authority: Arc<Authority>,
     pub resources: NodeResources,
@@ -109,6 +110,7 @@ impl NodeView {
     pub fn set_first(self: &Arc<Self>, first: FirstParts) {
         self.follow(first.health.clone());
         self.follow(first.image_fs.clone());
+        self.follow(first.version.clone());
         self.follow(first.images.clone());
         self.follow(first.preparing.clone());
         self.parts().first = Some(first);
@@ -120,11 +122,6 @@ impl NodeView {
         self.follow(api.pods.clone());
         self.follow(api.reachability.clone());
         self.parts().api = Some(api);
-        self.touch();
-    }
-
-    pub fn set_runtime(&self, version: v1::VersionResponse) {
-        self.parts().runtime = version;
         self.touch();
     }
 
@@ -205,15 +202,16 @@ impl NodeView {
         };
         let (health, stats) = (first.health.borrow().clone(), first.pleg.stats());
         let pods = parts.api.as_ref().map(|api| api.pods.borrow().clone()).unwrap_or_default();
+        let version = first.version.borrow().clone().unwrap_or_default();
         let sources_ready = first.authority.sources_ready();
         let volumes = parts.node.as_ref().map(|node| node.volume_manager.in_use().borrow().clone());
         let volumes = volumes.unwrap_or_default();
         let orphan_mirrors = if sources_ready { self.orphans(&pods) } else { Vec::new() };
         api::NodeState {
             node_name,
-            runtime_name: parts.runtime.runtime_name.clone(),
-            runtime_version: parts.runtime.runtime_version.clone(),
-            runtime_api_version: parts.runtime.runtime_api_version.clone(),
+            runtime_name: version.runtime_name,
+            runtime_version: version.runtime_version,
+            runtime_api_version: version.runtime_api_version,
             problems: problems(&parts, first, &health),
             runtime_ready: health.ready,
             runtime_reason: health.reason,

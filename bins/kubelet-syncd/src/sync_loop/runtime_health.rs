@@ -1,4 +1,4 @@
-//! Whether the runtime and its network are ready, and what its handlers can do: asked until it is, and then slowly.
+//! Whether the runtime and its network are ready, what its handlers can do, and who it is: asked until it is, and then slowly.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,6 +17,9 @@ const RETRY_MIN: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(2);
 /// An answer counts for so long (upstream maxWaitForContainerRuntime).
 const VALID: Duration = Duration::from_secs(30);
+/// The version is asked for again after so long: a restart of the runtime between two questions is not noticed. Upstream asks for each
+/// status of the node (`pkg/kubelet/nodestatus/setters.go`, VersionInfo).
+const VERSION_PERIOD: Duration = Duration::from_secs(60);
 
 /// What the runtime said last.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -111,24 +114,57 @@ pub async fn keep_handlers(mut health: watch::Receiver<RuntimeHealth>, facts: Sh
     }
 }
 
-/// Asks for ever. `answered`: when it answered last.
-pub async fn follow(client: CriClient, health: watch::Sender<RuntimeHealth>, answered: watch::Sender<Option<Instant>>) {
+/// What the runtime tells, for those who follow it.
+#[derive(Debug)]
+pub struct Told {
+    pub health: watch::Sender<RuntimeHealth>,
+    /// When it answered last.
+    pub answered: watch::Sender<Option<Instant>>,
+    /// Who it is. None: it has not said yet.
+    pub version: watch::Sender<Option<v1::VersionResponse>>,
+}
+
+/// When the runtime is to be asked for its version: at first, when it answers after a failure, for another one may have been
+/// installed, and now and then.
+#[derive(Debug, Default)]
+struct VersionAge {
+    asked: Option<Instant>,
+}
+
+impl VersionAge {
+    fn is_due(&self, now: Instant) -> bool {
+        self.asked.is_none_or(|asked| now.saturating_duration_since(asked) >= VERSION_PERIOD)
+    }
+}
+
+/// Asks for ever.
+pub async fn follow(client: CriClient, told: Told) {
+    let Told { health, answered, version } = told;
     let mut retry = BackOff::new(RETRY_MIN, RETRY_MAX);
+    let (mut age, mut has_failed) = (VersionAge::default(), false);
     loop {
         let pause = match client.status(v1::StatusRequest { verbose: false }).await {
             Ok(status) => {
                 let now = RuntimeHealth::of(&status);
                 answered.send_replace(Some(Instant::now()));
-                let pause = if now.ready && now.network_ready {
+                let is_well = now.ready && now.network_ready;
+                publish(&health, now);
+                if age.is_due(Instant::now()) {
+                    age.asked = ask_version(&client, &version).await.then(Instant::now);
+                }
+                if is_well && age.asked.is_some() {
                     retry.reset();
                     PAUSE
                 } else {
                     retry.pause()
-                };
-                publish(&health, now);
-                pause
+                }
             }
             Err(error) => {
+                age = VersionAge::default();
+                if answered.borrow().is_none() && !has_failed {
+                    has_failed = true;
+                    tracing::warn!(%error, "container runtime does not answer yet, waiting for it");
+                }
                 // A restart of the runtime takes less: pods need not hear of it.
                 if answered.borrow().is_none_or(|at| at.elapsed() > VALID) {
                     let reason = format!("container runtime status check may not have completed yet: {error}");
@@ -140,6 +176,27 @@ pub async fn follow(client: CriClient, health: watch::Sender<RuntimeHealth>, ans
         };
         tokio::time::sleep(pause).await;
     }
+}
+
+/// Whether it has said who it is.
+async fn ask_version(client: &CriClient, known: &watch::Sender<Option<v1::VersionResponse>>) -> bool {
+    let now = match client.version(v1::VersionRequest { version: String::new() }).await {
+        Ok(now) => now,
+        Err(error) => {
+            tracing::debug!(%error, "the runtime's version could not be asked");
+            return false;
+        }
+    };
+    known.send_if_modified(|known| {
+        if known.as_ref() == Some(&now) {
+            return false;
+        }
+        let (name, version, api) = (&now.runtime_name, &now.runtime_version, &now.runtime_api_version);
+        tracing::info!(name, version, api, "container runtime answers");
+        *known = Some(now);
+        true
+    });
+    true
 }
 
 fn publish(health: &watch::Sender<RuntimeHealth>, now: RuntimeHealth) {
@@ -161,6 +218,14 @@ fn publish(health: &watch::Sender<RuntimeHealth>, now: RuntimeHealth) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_version_is_asked_for_again_each_minute() {
+        let (mut age, began) = (VersionAge::default(), Instant::now());
+        assert!(age.is_due(began), "never asked");
+        age.asked = Some(began);
+        assert!(!age.is_due(began) && !age.is_due(began + VERSION_PERIOD / 2) && age.is_due(began + VERSION_PERIOD));
+    }
 
     #[test]
     fn conditions() {
