@@ -115,7 +115,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bulkhead_config::NodeConfig;
+use bulkhead_config::{Feature, NodeConfig};
 use bulkhead_daemon::{Daemon, RunError};
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::evictiond::images_server::ImagesServer;
@@ -179,7 +179,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         system_cgroups: system_cgroups(config),
     };
     let pods = SyncdPods::new(daemon.link(Process::Syncd));
-    let from_runtime = config.feature_gates().enabled("PodAndContainerStatsFromCRI");
+    let from_runtime = config.feature_gates().enabled(Feature::PodAndContainerStatsFromCRI);
     metrics.provider.with_label_values(&[if from_runtime { "cri" } else { "cadvisor" }]).set(1);
     let runtime = SyncdRuntime::new(daemon.link(Process::Syncd), from_runtime);
     let period = config.volume_stats_agg_period();
@@ -293,7 +293,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
             }
         }
     };
-    let watched = period.filter(|period| !period.is_zero() && config.feature_gates().enabled("CSIVolumeHealth"));
+    let watched = period.filter(|period| !period.is_zero() && config.feature_gates().enabled(Feature::CSIVolumeHealth));
     let watch_health = async {
         if let Some(period) = watched {
             let heartbeat = daemon.progress.register("health of volumes", LOOP_BOUND);

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use bulkhead_config::NodeConfig;
+use bulkhead_config::{Feature, NodeConfig};
 use bulkhead_daemon::progress::Progress;
 use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::helper::Asker;
@@ -195,9 +195,9 @@ fn switches(config: &NodeConfig) -> Switches {
         profiling: kubelet.enable_profiling_handler.unwrap_or(true),
         debug_flags: kubelet.enable_debug_flags_handler.unwrap_or(true),
         system_log: kubelet.enable_system_log_handler.unwrap_or(true),
-        checkpoint: gates.enabled("ContainerCheckpoint"),
-        flagz: gates.enabled("ComponentFlagz"),
-        statusz: gates.enabled("ComponentStatusz"),
+        checkpoint: gates.enabled(Feature::ContainerCheckpoint),
+        flagz: gates.enabled(Feature::ComponentFlagz),
+        statusz: gates.enabled(Feature::ComponentStatusz),
     }
 }
 

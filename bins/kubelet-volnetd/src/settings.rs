@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use bulkhead_config::{NodeConfig, reserved, shutdown};
+use bulkhead_config::{Feature, NodeConfig, reserved, shutdown};
 use bulkhead_sys::cgroup::CgroupPath;
 
 use crate::cgroups::Driver;
@@ -61,7 +61,7 @@ pub fn from_config(config: &NodeConfig) -> Result<Settings, SettingsError> {
         shutdown_delay: Some(shutdown::total(&shutdown::grace_periods(&config.kubelet, &config.feature_gates())))
             .filter(|delay| !delay.is_zero()),
         protect_kernel_defaults: config.kubelet.protect_kernel_defaults,
-        pods_api: config.feature_gates().enabled("PodsAPI"),
+        pods_api: config.feature_gates().enabled(Feature::PodsAPI),
         manage_kernel_tunables: true,
     })
 }

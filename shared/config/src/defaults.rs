@@ -6,13 +6,11 @@
 use bulkhead_types::GoDuration;
 
 use crate::field::DurationOrNanos;
-use crate::gates::FeatureGates;
+use crate::gates::{Feature, FeatureGates};
 use crate::kubelet::{API_VERSION, KIND, KubeletConfiguration, TextMap};
 
 pub const DEFAULT_RUNTIME_ENDPOINT: &str = "unix:///run/containerd/containerd.sock";
 pub const DEFAULT_VOLUME_PLUGIN_DIR: &str = "/usr/libexec/kubernetes/kubelet-plugins/volume/exec/";
-/// Uids of a pod's user namespace when `userNamespaces.idsPerPod` is not set.
-pub const DEFAULT_IDS_PER_POD: i64 = 65_536;
 
 /// Hard eviction thresholds of Linux, given to a `--config` file that names none.
 pub const DEFAULT_EVICTION_HARD: [(&str, &str); 5] = [
@@ -124,7 +122,7 @@ pub fn set_defaults(config: &mut KubeletConfiguration, presence: Presence, gates
     span(&mut config.authorization.webhook.cache_authorized_ttl, seconds(300));
     span(&mut config.authorization.webhook.cache_unauthorized_ttl, seconds(30));
     number(&mut config.registry_burst, 10);
-    if gates.enabled("KubeletEnsureSecretPulledImages") {
+    if gates.enabled(Feature::KubeletEnsureSecretPulledImages) {
         text(&mut config.image_pull_credentials_verification_policy, "NeverVerifyPreloadedImages");
     }
     number(&mut config.event_burst, 100);
@@ -169,7 +167,7 @@ pub fn set_defaults(config: &mut KubeletConfiguration, presence: Presence, gates
     if config.logging.flush_frequency.0.is_zero() {
         config.logging.flush_frequency = DurationOrNanos(seconds(5));
     }
-    if gates.enabled("KubeletCrashLoopBackOffMax") {
+    if gates.enabled(Feature::KubeletCrashLoopBackOffMax) {
         config.crash_loop_back_off.max_container_restart_period.get_or_insert(seconds(300));
     }
     text(&mut config.memory_reservation_policy, "None");

@@ -43,126 +43,154 @@ const fn locked(name: &'static str, stage: Stage, default: bool) -> Gate {
     Gate { name, stage, default, locked: true }
 }
 
-/// Sorted by name.
-pub const GATES: &[Gate] = &[
-    gate("AllowDNSOnlyNodeCSR", Stage::Deprecated, false),
-    gate("AllowInsecureKubeletCertificateSigningRequests", Stage::Deprecated, false),
-    locked("AllowOverwriteTerminationGracePeriodSeconds", Stage::Deprecated, false),
-    gate("CPUManagerPolicyAlphaOptions", Stage::Alpha, false),
-    gate("CPUManagerPolicyBetaOptions", Stage::Beta, true),
-    locked("CPUManagerPolicyOptions", Stage::Ga, true),
-    gate("CRIListStreaming", Stage::Alpha, false),
-    locked("CSIServiceAccountTokenSecrets", Stage::Ga, true),
-    gate("CSIVolumeHealth", Stage::Alpha, false),
-    gate("ChangeContainerStatusOnKubeletRestart", Stage::Deprecated, false),
-    gate("ClusterTrustBundle", Stage::Beta, false),
-    gate("ClusterTrustBundleProjection", Stage::Beta, false),
-    gate("ComponentFlagz", Stage::Beta, true),
-    gate("ComponentStatusz", Stage::Beta, true),
-    gate("ContainerCheckpoint", Stage::Beta, true),
-    gate("ContainerRestartRules", Stage::Beta, true),
-    gate("ContainerStopSignals", Stage::Alpha, false),
-    gate("ContextualLogging", Stage::Beta, true),
-    gate("CustomCPUCFSQuotaPeriod", Stage::Ga, true),
-    locked("DRAAdminAccess", Stage::Ga, true),
-    gate("DRAConsumableCapacity", Stage::Beta, true),
-    gate("DRADeviceBindingConditions", Stage::Beta, true),
-    gate("DRADeviceTaintRules", Stage::Beta, false),
-    gate("DRADeviceTaints", Stage::Beta, true),
-    gate("DRAExtendedResource", Stage::Beta, true),
-    gate("DRAListTypeAttributes", Stage::Alpha, false),
-    gate("DRANodeAllocatableResources", Stage::Alpha, false),
-    gate("DRAPartitionableDevices", Stage::Beta, true),
-    gate("DRAPrioritizedList", Stage::Ga, true),
-    gate("DRAResourceClaimDeviceStatus", Stage::Beta, true),
-    gate("DRAResourceClaimGranularStatusAuthorization", Stage::Beta, true),
-    gate("DRAResourcePoolStatus", Stage::Alpha, false),
-    gate("DRAWorkloadResourceClaims", Stage::Alpha, false),
-    gate("DisableCPUQuotaWithExclusiveCPUs", Stage::Deprecated, true),
-    locked("DisableNodeKubeProxyVersion", Stage::Deprecated, true),
-    locked("DynamicResourceAllocation", Stage::Ga, true),
-    gate("EnvFiles", Stage::Beta, true),
-    gate("EventedPLEG", Stage::Alpha, false),
-    locked("ExecProbeTimeout", Stage::Ga, true),
-    gate("ExtendWebSocketsToKubelet", Stage::Beta, true),
-    locked("GitRepoVolumeDriver", Stage::Deprecated, false),
-    gate("GracefulNodeShutdown", Stage::Beta, true),
-    gate("GracefulNodeShutdownBasedOnPodPriority", Stage::Beta, true),
-    gate("HostnameOverride", Stage::Beta, true),
-    locked("ImageMaximumGCAge", Stage::Ga, true),
-    locked("ImageVolume", Stage::Ga, true),
-    gate("ImageVolumeWithDigest", Stage::Alpha, false),
-    gate("InPlacePodLevelResourcesVerticalScaling", Stage::Beta, true),
-    locked("InPlacePodVerticalScaling", Stage::Ga, true),
-    gate("InPlacePodVerticalScalingExclusiveCPUs", Stage::Alpha, false),
-    gate("InPlacePodVerticalScalingExclusiveMemory", Stage::Alpha, false),
-    gate("InPlacePodVerticalScalingInitContainers", Stage::Beta, true),
-    locked("KubeletCgroupDriverFromCRI", Stage::Ga, true),
-    gate("KubeletCrashLoopBackOffMax", Stage::Beta, true),
-    gate("KubeletEnsureSecretPulledImages", Stage::Beta, true),
-    locked("KubeletFineGrainedAuthz", Stage::Ga, true),
-    gate("KubeletInUserNamespace", Stage::Alpha, false),
-    locked("KubeletPSI", Stage::Ga, true),
-    locked("KubeletPodResourcesDynamicResources", Stage::Ga, true),
-    locked("KubeletPodResourcesGet", Stage::Ga, true),
-    gate("KubeletPodResourcesListUseActivePods", Stage::Deprecated, true),
-    gate("KubeletRegistrationGetOnExistsOnly", Stage::Deprecated, false),
-    gate("KubeletSeparateDiskGC", Stage::Beta, true),
-    gate("KubeletServiceAccountTokenForCredentialProviders", Stage::Beta, true),
-    locked("KubeletTracing", Stage::Ga, true),
-    gate("LocalStorageCapacityIsolationFSQuotaMonitoring", Stage::Beta, false),
-    gate("LoggingAlphaOptions", Stage::Alpha, false),
-    gate("LoggingBetaOptions", Stage::Beta, true),
-    gate("MemoryQoS", Stage::Alpha, false),
-    locked("MutableCSINodeAllocatableCount", Stage::Ga, true),
-    gate("NativeHistograms", Stage::Alpha, false),
-    gate("NodeDeclaredFeatures", Stage::Beta, true),
-    locked("NodeLogQuery", Stage::Ga, true),
-    locked("NodeSwap", Stage::Ga, true),
-    gate("PLEGOnDemandRelist", Stage::Beta, true),
-    gate("PodAndContainerStatsFromCRI", Stage::Alpha, false),
-    gate("PodCertificateRequest", Stage::Beta, false),
-    gate("PodLevelResourceManagers", Stage::Alpha, false),
-    gate("PodLevelResources", Stage::Beta, true),
-    locked("PodLifecycleSleepAction", Stage::Ga, true),
-    locked("PodLifecycleSleepActionAllowZero", Stage::Ga, true),
-    gate("PodLogsQuerySplitStreams", Stage::Alpha, false),
-    locked("PodObservedGenerationTracking", Stage::Ga, true),
-    gate("PodReadyToStartContainersCondition", Stage::Beta, true),
-    gate("PodsAPI", Stage::Alpha, false),
-    gate("PortForwardWebsockets", Stage::Beta, true),
-    gate("PreventStaticPodAPIReferences", Stage::Beta, true),
-    locked("ProcMountType", Stage::Ga, true),
-    gate("QOSReserved", Stage::Alpha, false),
-    locked("RecoverVolumeExpansionFailure", Stage::Ga, true),
-    locked("RecursiveReadOnlyMounts", Stage::Ga, true),
-    gate("ReduceDefaultCrashLoopBackOffDecay", Stage::Alpha, false),
-    locked("RelaxedDNSSearchValidation", Stage::Ga, true),
-    locked("RelaxedEnvironmentVariableValidation", Stage::Ga, true),
-    gate("ReloadKubeletClientCAFile", Stage::Beta, true),
-    gate("ReloadKubeletServerCertificateFile", Stage::Beta, true),
-    gate("ResourceHealthStatus", Stage::Beta, true),
-    gate("ResourceHealthStatusMessage", Stage::Beta, true),
-    gate("RestartAllContainersOnContainerExits", Stage::Beta, true),
-    gate("RotateKubeletServerCertificate", Stage::Beta, true),
-    gate("RuntimeClassInImageCriApi", Stage::Alpha, false),
-    locked("SELinuxChangePolicy", Stage::Ga, true),
-    gate("SELinuxMount", Stage::Beta, false),
-    locked("SELinuxMountReadWriteOncePod", Stage::Ga, true),
-    locked("ServiceAccountTokenJTI", Stage::Ga, true),
-    locked("ServiceAccountTokenNodeBinding", Stage::Ga, true),
-    locked("ServiceAccountTokenPodNodeInfo", Stage::Ga, true),
-    locked("SidecarContainers", Stage::Ga, true),
-    locked("SupplementalGroupsPolicy", Stage::Ga, true),
-    locked("SystemdWatchdog", Stage::Ga, true),
-    gate("TaintTolerationComparisonOperators", Stage::Alpha, false),
-    gate("TopologyManagerPolicyAlphaOptions", Stage::Alpha, false),
-    gate("TopologyManagerPolicyBetaOptions", Stage::Beta, true),
-    locked("TopologyManagerPolicyOptions", Stage::Ga, true),
-    gate("TranslateStreamCloseWebsocketRequests", Stage::Beta, true),
-    gate("UserNamespacesHostNetworkSupport", Stage::Alpha, false),
-    locked("UserNamespacesSupport", Stage::Ga, true),
-];
+/// Writes the table, and the name of each row as a variant of [`Feature`].
+macro_rules! gates {
+    ($($kind:ident $name:ident $stage:ident $default:literal,)*) => {
+        /// A gated feature of the node, as the code asks for it: a name that is in no row does not compile.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Feature {
+            $($name,)*
+        }
+
+        impl Feature {
+            /// As configurations write it.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Feature::$name => stringify!($name),)*
+                }
+            }
+        }
+
+        /// Sorted by name.
+        pub const GATES: &[Gate] = &[$($kind(stringify!($name), Stage::$stage, $default),)*];
+    };
+}
+
+gates! {
+    gate AllowDNSOnlyNodeCSR Deprecated false,
+    gate AllowInsecureKubeletCertificateSigningRequests Deprecated false,
+    locked AllowOverwriteTerminationGracePeriodSeconds Deprecated false,
+    gate CPUManagerPolicyAlphaOptions Alpha false,
+    gate CPUManagerPolicyBetaOptions Beta true,
+    locked CPUManagerPolicyOptions Ga true,
+    gate CRIListStreaming Alpha false,
+    locked CSIServiceAccountTokenSecrets Ga true,
+    gate CSIVolumeHealth Alpha false,
+    gate ChangeContainerStatusOnKubeletRestart Deprecated false,
+    gate ClusterTrustBundle Beta false,
+    gate ClusterTrustBundleProjection Beta false,
+    gate ComponentFlagz Beta true,
+    gate ComponentStatusz Beta true,
+    gate ContainerCheckpoint Beta true,
+    gate ContainerRestartRules Beta true,
+    gate ContainerStopSignals Alpha false,
+    gate ContextualLogging Beta true,
+    gate CustomCPUCFSQuotaPeriod Ga true,
+    locked DRAAdminAccess Ga true,
+    gate DRAConsumableCapacity Beta true,
+    gate DRADeviceBindingConditions Beta true,
+    gate DRADeviceTaintRules Beta false,
+    gate DRADeviceTaints Beta true,
+    gate DRAExtendedResource Beta true,
+    gate DRAListTypeAttributes Alpha false,
+    gate DRANodeAllocatableResources Alpha false,
+    gate DRAPartitionableDevices Beta true,
+    gate DRAPrioritizedList Ga true,
+    gate DRAResourceClaimDeviceStatus Beta true,
+    gate DRAResourceClaimGranularStatusAuthorization Beta true,
+    gate DRAResourcePoolStatus Alpha false,
+    gate DRAWorkloadResourceClaims Alpha false,
+    gate DisableCPUQuotaWithExclusiveCPUs Deprecated true,
+    locked DisableNodeKubeProxyVersion Deprecated true,
+    locked DynamicResourceAllocation Ga true,
+    gate EnvFiles Beta true,
+    gate EventedPLEG Alpha false,
+    locked ExecProbeTimeout Ga true,
+    gate ExtendWebSocketsToKubelet Beta true,
+    locked GitRepoVolumeDriver Deprecated false,
+    gate GracefulNodeShutdown Beta true,
+    gate GracefulNodeShutdownBasedOnPodPriority Beta true,
+    gate HostnameOverride Beta true,
+    locked ImageMaximumGCAge Ga true,
+    locked ImageVolume Ga true,
+    gate ImageVolumeWithDigest Alpha false,
+    gate InPlacePodLevelResourcesVerticalScaling Beta true,
+    locked InPlacePodVerticalScaling Ga true,
+    gate InPlacePodVerticalScalingExclusiveCPUs Alpha false,
+    gate InPlacePodVerticalScalingExclusiveMemory Alpha false,
+    gate InPlacePodVerticalScalingInitContainers Beta true,
+    locked KubeletCgroupDriverFromCRI Ga true,
+    gate KubeletCrashLoopBackOffMax Beta true,
+    gate KubeletEnsureSecretPulledImages Beta true,
+    locked KubeletFineGrainedAuthz Ga true,
+    gate KubeletInUserNamespace Alpha false,
+    locked KubeletPSI Ga true,
+    locked KubeletPodResourcesDynamicResources Ga true,
+    locked KubeletPodResourcesGet Ga true,
+    gate KubeletPodResourcesListUseActivePods Deprecated true,
+    gate KubeletRegistrationGetOnExistsOnly Deprecated false,
+    gate KubeletSeparateDiskGC Beta true,
+    gate KubeletServiceAccountTokenForCredentialProviders Beta true,
+    locked KubeletTracing Ga true,
+    gate LocalStorageCapacityIsolationFSQuotaMonitoring Beta false,
+    gate LoggingAlphaOptions Alpha false,
+    gate LoggingBetaOptions Beta true,
+    gate MemoryQoS Alpha false,
+    locked MutableCSINodeAllocatableCount Ga true,
+    gate NativeHistograms Alpha false,
+    gate NodeDeclaredFeatures Beta true,
+    locked NodeLogQuery Ga true,
+    locked NodeSwap Ga true,
+    gate PLEGOnDemandRelist Beta true,
+    gate PodAndContainerStatsFromCRI Alpha false,
+    gate PodCertificateRequest Beta false,
+    gate PodLevelResourceManagers Alpha false,
+    gate PodLevelResources Beta true,
+    locked PodLifecycleSleepAction Ga true,
+    locked PodLifecycleSleepActionAllowZero Ga true,
+    gate PodLogsQuerySplitStreams Alpha false,
+    locked PodObservedGenerationTracking Ga true,
+    gate PodReadyToStartContainersCondition Beta true,
+    gate PodsAPI Alpha false,
+    gate PortForwardWebsockets Beta true,
+    gate PreventStaticPodAPIReferences Beta true,
+    locked ProcMountType Ga true,
+    gate QOSReserved Alpha false,
+    locked RecoverVolumeExpansionFailure Ga true,
+    locked RecursiveReadOnlyMounts Ga true,
+    gate ReduceDefaultCrashLoopBackOffDecay Alpha false,
+    locked RelaxedDNSSearchValidation Ga true,
+    locked RelaxedEnvironmentVariableValidation Ga true,
+    gate ReloadKubeletClientCAFile Beta true,
+    gate ReloadKubeletServerCertificateFile Beta true,
+    gate ResourceHealthStatus Beta true,
+    gate ResourceHealthStatusMessage Beta true,
+    gate RestartAllContainersOnContainerExits Beta true,
+    gate RotateKubeletServerCertificate Beta true,
+    gate RuntimeClassInImageCriApi Alpha false,
+    locked SELinuxChangePolicy Ga true,
+    gate SELinuxMount Beta false,
+    locked SELinuxMountReadWriteOncePod Ga true,
+    locked ServiceAccountTokenJTI Ga true,
+    locked ServiceAccountTokenNodeBinding Ga true,
+    locked ServiceAccountTokenPodNodeInfo Ga true,
+    locked SidecarContainers Ga true,
+    locked SupplementalGroupsPolicy Ga true,
+    locked SystemdWatchdog Ga true,
+    gate TaintTolerationComparisonOperators Alpha false,
+    gate TopologyManagerPolicyAlphaOptions Alpha false,
+    gate TopologyManagerPolicyBetaOptions Beta true,
+    locked TopologyManagerPolicyOptions Ga true,
+    gate TranslateStreamCloseWebsocketRequests Beta true,
+    gate UserNamespacesHostNetworkSupport Alpha false,
+    locked UserNamespacesSupport Ga true,
+}
+
+impl std::fmt::Display for Feature {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
 
 /// Gates that only other components look at (1.36), sorted by name. A cluster has one list of gates for all components:
 /// setting one is no error on a node and no act either, but what they depend on is checked here as everywhere.
@@ -391,12 +419,16 @@ impl FeatureGates {
         gates.map(|(name, stage)| {
             // General availability has no name there.
             let label = if stage == Stage::Ga { "" } else { stage.as_str() };
-            (name, label, self.enabled(name))
+            (name, label, self.enabled_by_name(name))
         })
     }
 
-    /// An unknown name is off.
-    pub fn enabled(&self, name: &str) -> bool {
+    pub fn enabled(&self, feature: Feature) -> bool {
+        self.enabled_by_name(feature.name())
+    }
+
+    /// Also of a gate of others. An unknown name is off.
+    pub fn enabled_by_name(&self, name: &str) -> bool {
         let Some(gate) = find(name) else {
             return self.set.get(name).copied().unwrap_or(false);
         };
@@ -440,8 +472,8 @@ pub fn check(set: &BTreeMap<String, bool>) -> Result<Vec<String>, Vec<GateError>
     if errors.is_empty() {
         // Only among settings that stand: a gate that may not be switched at all is one error and not five.
         let gates = FeatureGates::from_map(set);
-        for (name, needs) in DEPENDENCIES.iter().filter(|(name, _)| gates.enabled(name)) {
-            let needs: Vec<_> = needs.iter().copied().filter(|needed| !gates.enabled(needed)).collect();
+        for (name, needs) in DEPENDENCIES.iter().filter(|(name, _)| gates.enabled_by_name(name)) {
+            let needs: Vec<_> = needs.iter().copied().filter(|needed| !gates.enabled_by_name(needed)).collect();
             if !needs.is_empty() {
                 errors.push(GateError::Dependency { name, needs });
             }
@@ -546,11 +578,11 @@ mod tests {
     #[test]
     fn defaults_and_overlays() {
         let gates = FeatureGates::from_map(&map(&[("AllAlpha", true), ("EventedPLEG", false), ("AllBeta", false)]));
-        assert!(!gates.enabled("EventedPLEG"));
-        assert!(gates.enabled("MemoryQoS"));
-        assert!(!gates.enabled("KubeletTracing") || FeatureGates::default().enabled("KubeletTracing"));
-        assert!(!gates.enabled("GracefulNodeShutdown"));
-        assert!(FeatureGates::default().enabled("GracefulNodeShutdown"));
-        assert!(!FeatureGates::default().enabled("NoSuchGate"));
+        assert!(!gates.enabled(Feature::EventedPLEG));
+        assert!(gates.enabled(Feature::MemoryQoS));
+        assert!(!gates.enabled(Feature::KubeletTracing) || FeatureGates::default().enabled(Feature::KubeletTracing));
+        assert!(!gates.enabled(Feature::GracefulNodeShutdown));
+        assert!(FeatureGates::default().enabled(Feature::GracefulNodeShutdown));
+        assert!(!FeatureGates::default().enabled_by_name("NoSuchGate"));
     }
 }

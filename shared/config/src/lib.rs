@@ -29,7 +29,7 @@ pub mod validate;
 pub mod version;
 
 pub use field::{DurationOrNanos, FieldError};
-pub use gates::FeatureGates;
+pub use gates::{Feature, FeatureGates};
 pub use internal::Internal;
 pub use kubelet::KubeletConfiguration;
 pub use kubelet_flags::KubeletFlags;

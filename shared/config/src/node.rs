@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 use crate::cpu_set::CpuSet;
 use crate::credential_providers::CredentialProviders;
 use crate::defaults::flag_defaults;
-use crate::gates::FeatureGates;
+use crate::gates::{Feature, FeatureGates};
 use crate::internal::Internal;
 use crate::kubelet::{KubeletConfiguration, TextMap};
 use crate::kubelet_flags::KubeletFlags;
@@ -412,11 +412,11 @@ impl NodeConfig {
     pub fn crash_loop_back_off(&self) -> (Duration, Duration) {
         let gates = self.feature_gates();
         let seconds = Duration::from_secs;
-        let (initial, mut max) = match gates.enabled("ReduceDefaultCrashLoopBackOffDecay") {
+        let (initial, mut max) = match gates.enabled(Feature::ReduceDefaultCrashLoopBackOffDecay) {
             true => (seconds(1), seconds(60)),
             false => (seconds(10), seconds(300)),
         };
-        if gates.enabled("KubeletCrashLoopBackOffMax") {
+        if gates.enabled(Feature::KubeletCrashLoopBackOffMax) {
             let configured = self.kubelet.crash_loop_back_off.max_container_restart_period;
             max = configured.map_or(seconds(300), |period| period.to_std());
         }

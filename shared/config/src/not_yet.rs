@@ -96,7 +96,7 @@ pub fn named(flags: &KubeletFlags, config: &KubeletConfiguration) -> Vec<String>
     }
     let (defaults, gates) = (FeatureGates::default(), FeatureGates::from_map(&config.feature_gates));
     for gate in crate::gates::GATES.iter().filter(|gate| !GATES.contains(&gate.name)) {
-        if gates.enabled(gate.name) != defaults.enabled(gate.name) {
+        if gates.enabled_by_name(gate.name) != defaults.enabled_by_name(gate.name) {
             // Nobody wrote the name of one that was switched with all of its stage.
             let by = if config.feature_gates.contains_key(gate.name) { "" } else { " by its stage" };
             names.push(format!("featureGates[{}]{by}", gate.name));

@@ -4,7 +4,7 @@
 
 use bulkhead_types::Quantity;
 
-use crate::gates::FeatureGates;
+use crate::gates::{Feature, FeatureGates};
 use crate::kubelet::{KubeletConfiguration, TextMap};
 
 /// One entry of `enforceNodeAllocatable` that has a cgroup of its own.
@@ -97,7 +97,7 @@ impl Enforcement {
 
 /// Everything that `enforceNodeAllocatable` asks for beside the pods' cgroup, in upstream's order.
 pub fn enforcements(config: &KubeletConfiguration) -> Vec<Enforcement> {
-    let memory_qos = FeatureGates::from_map(&config.feature_gates).enabled("MemoryQoS");
+    let memory_qos = FeatureGates::from_map(&config.feature_gates).enabled(Feature::MemoryQoS);
     let wanted = PARTS.into_iter().filter(|part| config.enforce_node_allocatable.iter().any(|key| key == part.key));
     let enforcement = |part: Part| {
         let (cgroup, amounts) = match part.field {

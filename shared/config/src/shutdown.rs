@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bulkhead_types::GoDuration;
 
-use crate::gates::FeatureGates;
+use crate::gates::{Feature, FeatureGates};
 use crate::kubelet::{KubeletConfiguration, ShutdownGracePeriodByPodPriority};
 
 /// Priority of a pod that names none (upstream `scheduling.DefaultPriorityWhenNoDefaultClassExists`).
@@ -15,11 +15,11 @@ const SECOND: i64 = 1_000_000_000;
 
 /// The groups, lowest priority first. Empty: pods are not ended when the machine goes down.
 pub fn grace_periods(config: &KubeletConfiguration, gates: &FeatureGates) -> Vec<ShutdownGracePeriodByPodPriority> {
-    if !gates.enabled("GracefulNodeShutdown") {
+    if !gates.enabled(Feature::GracefulNodeShutdown) {
         return Vec::new();
     }
     let mut groups = config.shutdown_grace_period_by_pod_priority.clone();
-    if !gates.enabled("GracefulNodeShutdownBasedOnPodPriority") || groups.is_empty() {
+    if !gates.enabled(Feature::GracefulNodeShutdownBasedOnPodPriority) || groups.is_empty() {
         groups = two_groups(config.shutdown_grace_period, config.shutdown_grace_period_critical_pods);
     }
     groups.sort_by_key(|group| group.priority);

@@ -1,6 +1,6 @@
 //! The table: one row for each process.
 
-use bulkhead_config::NodeConfig;
+use bulkhead_config::{Feature, NodeConfig};
 use bulkhead_sys::Capability;
 use bulkhead_sys::seccomp::{Deny, Family};
 use bulkhead_types::Process;
@@ -452,7 +452,7 @@ impl Row {
     pub fn passed_listeners(&self, config: &NodeConfig) -> Vec<String> {
         match self.program {
             Program::Daemon(Process::Volnetd | Process::Syncd) => {
-                let pods = config.feature_gates().enabled("PodsAPI").then(|| config.paths.pods_api_socket());
+                let pods = config.feature_gates().enabled(Feature::PodsAPI).then(|| config.paths.pods_api_socket());
                 let sockets = [config.paths.pod_resources_socket()].into_iter().chain(pods);
                 sockets.map(|path| format!("unix:{}", path.display())).collect()
             }

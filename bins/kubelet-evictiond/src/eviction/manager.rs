@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bulkhead_config::NodeConfig;
 use bulkhead_config::eviction::{Signal, Threshold};
+use bulkhead_config::{Feature, NodeConfig};
 use bulkhead_daemon::progress::Heartbeat;
 use bulkhead_daemon::state_file::{self, StateFile};
 use bulkhead_daemon::{StateDir, StateError};
@@ -146,7 +146,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
             kernel_at: now,
             files_at: now,
             limits_at: now + LIMITS_EVERY,
-            separate_disks: parts.config.feature_gates().enabled("KubeletSeparateDiskGC"),
+            separate_disks: parts.config.feature_gates().enabled(Feature::KubeletSeparateDiskGC),
             split_told: false,
             evicted: Vec::new(),
             parts,

@@ -9,7 +9,7 @@ mod values;
 
 use std::sync::Arc;
 
-use bulkhead_config::NodeConfig;
+use bulkhead_config::{Feature, NodeConfig};
 use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::evictiond::{CgroupStats, Machine};
 use bulkhead_types::Process;
@@ -45,14 +45,15 @@ pub struct Cadvisor {
 impl Cadvisor {
     /// `slots`: the turns that it shares with other scrapes.
     pub fn new(peers: Arc<Peers>, broker: BrokerClient, config: &NodeConfig, slots: Arc<Slots>) -> Self {
-        let machine_alone = config.feature_gates().enabled("PodAndContainerStatsFromCRI");
+        let machine_alone = config.feature_gates().enabled(Feature::PodAndContainerStatsFromCRI);
         Cadvisor { peers, broker, boot_id: config.boot_id.clone(), slots, machine_alone, names: OnceCell::new() }
     }
 
     /// Answers one request.
     pub async fn serve(&self, request: Request<Incoming>) -> Answer {
         let Some(_slot) = self.slots.one().await else { return scrape::busy() };
-        let (facts, groups) = tokio::join!(self.machine_names(), self.peers.cgroups());
+        let (mut facts, groups) = tokio::join!(self.machine_names(), self.peers.cgroups());
+        facts.read_again();
         let (machine, groups) = match groups {
             Ok((machine, groups)) => (Some(machine), groups),
             Err(status) => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bulkhead_apiclient::source::BrokerSource;
 use bulkhead_apiclient::{ApiClient, CredentialFile, is_pair, random_fraction};
-use bulkhead_config::NodeConfig;
+use bulkhead_config::{Feature, NodeConfig};
 use bulkhead_daemon::StateDir;
 use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::client::Link;
@@ -84,7 +84,7 @@ impl ServingCertificate {
         let source = BrokerSource::serving(broker.clone(), volnetd);
         ServingCertificate {
             node: config.node_name.as_str().to_owned(),
-            names_suffice: config.feature_gates().enabled("AllowDNSOnlyNodeCSR"),
+            names_suffice: config.feature_gates().enabled(Feature::AllowDNSOnlyNodeCSR),
             api,
             store: Store { source: Arc::new(source), broker },
             state,

@@ -20,7 +20,7 @@ pub mod transcript;
 
 use std::time::{Duration, SystemTime};
 
-use bulkhead_config::NodeConfig;
+use bulkhead_config::{Feature, NodeConfig};
 use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::client::Link;
 use bulkhead_ipc::syncd::PodState;
@@ -89,7 +89,7 @@ impl ContainerLogs {
         ContainerLogs {
             syncd,
             broker,
-            split_streams: config.feature_gates().enabled("PodLogsQuerySplitStreams"),
+            split_streams: config.feature_gates().enabled(Feature::PodLogsQuerySplitStreams),
             growth: Growth::default(),
             lives: Lives::default(),
         }

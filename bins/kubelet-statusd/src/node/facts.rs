@@ -1,4 +1,5 @@
-//! What the machine is: kernel, operating system, ids, architecture. Read once; parsing is pure.
+//! What the machine is: kernel, operating system, ids, architecture. Read once, but for what an upgrade of the operating system changes
+//! under a running kernel; parsing is pure.
 
 use std::path::Path;
 
@@ -43,6 +44,18 @@ impl Facts {
         facts
     }
 
+    /// Reads again what may change while the machine runs, as upstream does for each status (cAdvisor `manager/manager.go`,
+    /// getVersionInfo). What cannot be read now stays.
+    pub fn read_again(&mut self) {
+        self.read_os_release(&OS_RELEASE);
+    }
+
+    fn read_os_release(&mut self, paths: &[&str]) {
+        if let Some(text) = paths.iter().copied().find_map(read) {
+            self.os_image = os_image(&text);
+        }
+    }
+
     fn without_system_uuid() -> Self {
         let cgroups = rustix::fs::statfs("/sys/fs/cgroup").map(|found| found.f_type);
         let cgroup_v1 = cgroups.is_ok_and(|kind| i128::from(kind) != CGROUP2_MAGIC);
@@ -55,17 +68,16 @@ impl Facts {
             system_uuid: String::new(),
             boot_id: line_of("/proc/sys/kernel/random/boot_id").unwrap_or_default(),
             kernel_version: line_of("/proc/sys/kernel/osrelease").unwrap_or_default(),
-            os_image: ["/etc/os-release", "/usr/lib/os-release"]
-                .into_iter()
-                .find_map(read)
-                .map(|text| os_image(&text))
-                .unwrap_or_default(),
+            os_image: OS_RELEASE.into_iter().find_map(read).map(|text| os_image(&text)).unwrap_or_default(),
             architecture: bulkhead_types::go_arch(),
             cgroup_v1,
             no_cpu_quota: cgroup_v1 && cpu.exists() && !cpu.join("cpu.cfs_quota_us").exists(),
         }
     }
 }
+
+/// The first that can be read counts.
+const OS_RELEASE: [&str; 2] = ["/etc/os-release", "/usr/lib/os-release"];
 
 /// `CGROUP2_SUPER_MAGIC` of linux/magic.h.
 const CGROUP2_MAGIC: i128 = 0x6367_7270;
@@ -123,6 +135,19 @@ mod tests {
         assert_eq!(trimmed(" a-b\n").as_deref(), Some("a-b"));
         assert_eq!(trimmed("uuid\0").as_deref(), Some("uuid"));
         assert_eq!(trimmed("\n"), None);
+    }
+
+    #[test]
+    fn an_upgraded_system_has_its_new_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("os-release");
+        let path = path.to_str().unwrap();
+        let mut facts = Facts { os_image: "Old".to_owned(), kernel_version: "6".to_owned(), ..Facts::default() };
+        facts.read_os_release(&["/nowhere", path]);
+        assert_eq!(facts.os_image, "Old");
+        std::fs::write(path, "PRETTY_NAME=New\n").unwrap();
+        facts.read_os_release(&["/nowhere", path]);
+        assert_eq!((facts.os_image.as_str(), facts.kernel_version.as_str()), ("New", "6"));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_apiclient::random_fraction;
-use bulkhead_config::NodeConfig;
+use bulkhead_config::{Feature, NodeConfig};
 use bulkhead_daemon::addresses::Prober;
 use bulkhead_ipc::syncd::NodeState;
 use bulkhead_types::BackOff;
@@ -170,7 +170,7 @@ impl Reporter {
             }
             Err(error) => error,
         };
-        let get_on_exists_only = self.config.feature_gates().enabled("KubeletRegistrationGetOnExistsOnly");
+        let get_on_exists_only = self.config.feature_gates().enabled(Feature::KubeletRegistrationGetOnExistsOnly);
         if !refused.already_exists() && (!refused.is_forbidden() || get_on_exists_only) {
             return Err(refused.into());
         }

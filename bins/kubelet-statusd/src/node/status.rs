@@ -20,7 +20,7 @@ use super::facts::Facts;
 use super::object::{self, set_or_remove};
 use super::ready::{self, Syncd};
 
-/// What does not change while the process runs.
+/// What does not change while the process runs, but for the name of the operating system ([`Facts::read_again`]).
 #[derive(Debug, Clone)]
 pub struct Fixed {
     pub facts: Facts,

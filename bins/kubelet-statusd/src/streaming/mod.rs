@@ -19,7 +19,7 @@ pub mod translate;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bulkhead_config::NodeConfig;
+use bulkhead_config::{Feature, NodeConfig};
 use bulkhead_ipc::client::Link;
 use http::{Request, StatusCode};
 use hyper::body::Incoming;
@@ -58,7 +58,7 @@ impl Streams {
             metrics: TranslateMetrics::register(registry)?,
             slots: Arc::new(Semaphore::new(STREAMS)),
             idle: (!idle.is_zero()).then_some(idle),
-            translates: config.feature_gates().enabled("ExtendWebSocketsToKubelet"),
+            translates: config.feature_gates().enabled(Feature::ExtendWebSocketsToKubelet),
         })
     }
 

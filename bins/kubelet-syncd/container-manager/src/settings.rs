@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use bulkhead_config::NodeConfig;
 use bulkhead_config::cpu_set::CpuSet;
 use bulkhead_config::eviction::{self, Signal};
+use bulkhead_config::{Feature, NodeConfig};
 use bulkhead_types::Quantity;
 use kubelet_model::pod::resources::Amounts;
 
@@ -40,10 +40,11 @@ impl Settings {
             topology_scope: kubelet.topology_manager_scope.clone(),
             topology_options: kubelet.topology_manager_policy_options.clone(),
             gates: Gates {
-                cpu_alpha_options: gates.enabled("CPUManagerPolicyAlphaOptions"),
-                cpu_beta_options: gates.enabled("CPUManagerPolicyBetaOptions"),
-                pod_level: gates.enabled("PodLevelResources") && gates.enabled("PodLevelResourceManagers"),
-                no_quota: gates.enabled("DisableCPUQuotaWithExclusiveCPUs"),
+                cpu_alpha_options: gates.enabled(Feature::CPUManagerPolicyAlphaOptions),
+                cpu_beta_options: gates.enabled(Feature::CPUManagerPolicyBetaOptions),
+                pod_level: gates.enabled(Feature::PodLevelResources)
+                    && gates.enabled(Feature::PodLevelResourceManagers),
+                no_quota: gates.enabled(Feature::DisableCPUQuotaWithExclusiveCPUs),
             },
             root: config.paths.root_dir.clone(),
         }

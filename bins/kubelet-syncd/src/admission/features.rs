@@ -1,7 +1,7 @@
 //! What a pod may only use where a feature gate is on: pod-level resources, and the features that a node declares
 //! (upstream `pkg/kubelet/lifecycle/handlers.go`, `component-helpers/nodedeclaredfeatures`).
 
-use bulkhead_config::FeatureGates;
+use bulkhead_config::{Feature, FeatureGates};
 use kubelet_model::v1::Pod;
 
 use super::Rejection;
@@ -25,13 +25,13 @@ pub struct Features {
 impl Features {
     pub fn of(gates: &FeatureGates) -> Self {
         Features {
-            pod_level_resources: gates.enabled("PodLevelResources"),
-            declared: gates.enabled("NodeDeclaredFeatures"),
-            restart_all_containers: gates.enabled("RestartAllContainersOnContainerExits"),
+            pod_level_resources: gates.enabled(Feature::PodLevelResources),
+            declared: gates.enabled(Feature::NodeDeclaredFeatures),
+            restart_all_containers: gates.enabled(Feature::RestartAllContainersOnContainerExits),
             // Alpha and off; the gate alone does not do without a runtime that says that it can.
             user_namespaces_host_network: false,
-            comparing_tolerations: gates.enabled("TaintTolerationComparisonOperators"),
-            extended_by_claims: gates.enabled("DRAExtendedResource"),
+            comparing_tolerations: gates.enabled(Feature::TaintTolerationComparisonOperators),
+            extended_by_claims: gates.enabled(Feature::DRAExtendedResource),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_apiclient::{ApiClient, Bare, Lane};
-use bulkhead_config::NodeConfig;
+use bulkhead_config::{Feature, NodeConfig};
 use bulkhead_types::{PodUid, go_arch};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
@@ -90,9 +90,9 @@ impl ApiObjects {
         };
         let server = Arc::new(client.clone());
         let gates = config.feature_gates();
-        let trust_bundles = gates.enabled("ClusterTrustBundleProjection");
+        let trust_bundles = gates.enabled(Feature::ClusterTrustBundleProjection);
         let trust_bundles = trust_bundles.then(|| TrustBundles::new(client, changes.clone()));
-        let certificates = gates.enabled("PodCertificateRequest").then(|| {
+        let certificates = gates.enabled(Feature::PodCertificateRequest).then(|| {
             PodCertificates::new(pod_certificates::Ports {
                 client: client.clone(),
                 node_name: config.node_name.to_string(),

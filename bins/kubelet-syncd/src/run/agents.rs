@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bulkhead_config::Feature;
 use bulkhead_daemon::RunError;
 use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::volnetd::open_request::Kind;
@@ -27,12 +28,12 @@ pub(super) fn begin(start: &Start) -> Result<(), RunError> {
     let (view, hub, gates) = (&start.view, &start.reporter.hub, start.config.feature_gates());
     let metrics = EndpointMetrics::register(&start.daemon.registry)?;
     let holds = Arc::new(NodeHolds { view: view.clone(), hub: hub.clone() });
-    let lister = Lister::new(holds, metrics, gates.enabled("KubeletPodResourcesListUseActivePods"));
+    let lister = Lister::new(holds, metrics, gates.enabled(Feature::KubeletPodResourcesListUseActivePods));
     let stop = start.daemon.stop.clone();
     spawn(start, listener::Kind::PodResources, "podResources", |listener| async move {
         kubelet_pod_resources::serve(listener, lister, stop.cancelled_owned()).await
     });
-    if gates.enabled("PodsAPI") {
+    if gates.enabled(Feature::PodsAPI) {
         let pods = PodsApi::new(Arc::new(NodePods { view: view.clone(), hub: hub.clone() }));
         let stop = start.daemon.stop.clone();
         spawn(start, listener::Kind::PodsApi, "pods API", |listener| async move {

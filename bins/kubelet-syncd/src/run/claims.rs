@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bulkhead_apiclient::ApiClient;
+use bulkhead_config::Feature;
 use bulkhead_daemon::RunError;
 use kubelet_edges::csi::BrokerDialer;
 use kubelet_edges::dra::{CALL_TIMEOUT, Calls, Plugins};
@@ -24,10 +25,10 @@ pub(super) fn start(start: &Start, client: Option<ApiClient>, news: Arc<News>) -
         observer: Some(Arc::new(durations.clone())),
     });
     let settings = Settings {
-        extended_resources: gates.enabled("DRAExtendedResource"),
-        group_claims: gates.enabled("DRAWorkloadResourceClaims"),
-        health: gates.enabled("ResourceHealthStatus"),
-        health_messages: gates.enabled("ResourceHealthStatusMessage"),
+        extended_resources: gates.enabled(Feature::DRAExtendedResource),
+        group_claims: gates.enabled(Feature::DRAWorkloadResourceClaims),
+        health: gates.enabled(Feature::ResourceHealthStatus),
+        health_messages: gates.enabled(Feature::ResourceHealthStatusMessage),
     };
     let (reader, stores) = (Box::new(ResourceClaims(client)), Stores::behind(&daemon.broker));
     let manager = DraManager::new(settings, plugins.clone(), reader, stores, durations, news);

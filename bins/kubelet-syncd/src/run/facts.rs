@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use bulkhead_config::NodeConfig;
+use bulkhead_config::{Feature, NodeConfig};
 use bulkhead_cri::v1;
 use bulkhead_types::Quantity;
 
@@ -45,11 +45,11 @@ pub fn node_facts(
         resolv_conf: config.resolv_conf().map(PathBuf::from).unwrap_or_default(),
         cluster_dns: config.cluster_dns.iter().map(ToString::to_string).collect(),
         cluster_domain: kubelet.cluster_domain.clone(),
-        hostname_override: config.feature_gates().enabled("HostnameOverride"),
-        env_files: config.feature_gates().enabled("EnvFiles"),
-        stop_signals: config.feature_gates().enabled("ContainerStopSignals"),
-        image_volume_digests: config.feature_gates().enabled("ImageVolumeWithDigest"),
-        pod_level_resize: config.feature_gates().enabled("InPlacePodLevelResourcesVerticalScaling"),
+        hostname_override: config.feature_gates().enabled(Feature::HostnameOverride),
+        env_files: config.feature_gates().enabled(Feature::EnvFiles),
+        stop_signals: config.feature_gates().enabled(Feature::ContainerStopSignals),
+        image_volume_digests: config.feature_gates().enabled(Feature::ImageVolumeWithDigest),
+        pod_level_resize: config.feature_gates().enabled(Feature::InPlacePodLevelResourcesVerticalScaling),
         allocatable: resources.allocatable.clone(),
         host_ips,
         handlers: health.handler_features(),
@@ -62,12 +62,12 @@ pub(super) fn qos_reserved(config: &NodeConfig, capacity: &Capacity, reserved: &
     let percent = config.kubelet.qos_reserved.get("memory")?.strip_suffix('%')?.parse().ok()?;
     let kept = reserved.get("memory").and_then(|amount| u64::try_from(amount.value()).ok()).unwrap_or(0);
     let allocatable = capacity.memory.saturating_sub(kept);
-    config.feature_gates().enabled("QOSReserved").then_some(QosReserved { memory_percent: percent, allocatable })
+    config.feature_gates().enabled(Feature::QOSReserved).then_some(QosReserved { memory_percent: percent, allocatable })
 }
 
 /// Settings of gate MemoryQoS, which needs cgroup v2.
 fn memory_qos(config: &NodeConfig, host: &HostFacts, resources: &NodeResources) -> Option<MemoryQos> {
-    if !host.cgroup_v2 || !config.feature_gates().enabled("MemoryQoS") {
+    if !host.cgroup_v2 || !config.feature_gates().enabled(Feature::MemoryQoS) {
         return None;
     }
     let kubelet = &config.kubelet;

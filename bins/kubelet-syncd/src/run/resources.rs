@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bulkhead_config::Feature;
 use bulkhead_daemon::RunError;
 use kubelet_container_manager::checkpoint::cpu::InitialContainers;
 use kubelet_container_manager::manager::{Found, Settings};
@@ -87,7 +88,7 @@ pub(super) async fn devices(
         news,
         gates: Settings::of(config, 0).gates,
         waits: !config.flags.device_plugin_no_wait,
-        health: gates.enabled("ResourceHealthStatus"),
+        health: gates.enabled(Feature::ResourceHealthStatus),
         timeout: config.internal.device_plugin_timeout(),
         machine: machine.nodes.iter().map(|node| node.id).collect(),
         found,

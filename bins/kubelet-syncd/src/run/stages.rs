@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bulkhead_apiclient::ApiClient;
-use bulkhead_config::{NodeConfig, shutdown};
+use bulkhead_config::{Feature, NodeConfig, shutdown};
 use bulkhead_cri::CriClient;
 use bulkhead_cri::v1::VersionResponse;
 use bulkhead_daemon::addresses::Prober as AddressProber;
@@ -170,7 +170,7 @@ impl Followers {
         let (pleg, pleg_task) = Pleg::new(cri.clone(), PlegOptions::default(), &daemon.registry)?;
         tokio::spawn(pleg_task.with_heartbeat(daemon.progress.register("pleg", LOOP_BOUND)).run());
         let pleg_events = pleg.subscribe();
-        let metrics = Metrics::register(&daemon.registry, config.feature_gates().enabled("MemoryQoS"))?;
+        let metrics = Metrics::register(&daemon.registry, config.feature_gates().enabled(Feature::MemoryQoS))?;
         let shutdowns = shutdowns(start, connections)?;
         Ok(Followers { health, answered, version, image_fs, images, removed, pleg, pleg_events, metrics, shutdowns })
     }
@@ -458,7 +458,7 @@ impl Loops {
 fn shutdowns(start: &Start, connections: &Connections) -> Result<Shutdowns, RunError> {
     let (config, gates) = (&start.config.kubelet, start.config.feature_gates());
     let groups = shutdown::grace_periods(config, &gates);
-    let by_priority = gates.enabled("GracefulNodeShutdownBasedOnPodPriority");
+    let by_priority = gates.enabled(Feature::GracefulNodeShutdownBasedOnPodPriority);
     let broker = start.daemon.broker.clone();
     let (enabled, own) = (by_priority && !groups.is_empty(), Arc::new(connections.state.clone()));
     let record = Record::register(&start.daemon.registry, broker, enabled, own, &start.config.boot_id)?;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bulkhead_config::Feature;
 use bulkhead_daemon::RunError;
 use bulkhead_ipc::syncd::ClaimStatus;
 use futures_util::FutureExt as _;
@@ -33,7 +34,7 @@ impl ClaimWriter for Claims {
 fn selinux(start: &Start) -> Result<Option<SeLinuxMount>, RunError> {
     let config = &start.config;
     let Some(machine) = SeLinux::read(&config.internal.selinux_root) else { return Ok(None) };
-    let every_mode = config.feature_gates().enabled("SELinuxMount");
+    let every_mode = config.feature_gates().enabled(Feature::SELinuxMount);
     let metrics = SeLinuxMetrics::register(&start.daemon.registry)?;
     Ok(Some(SeLinuxMount { machine, every_mode, metrics }))
 }
@@ -64,6 +65,6 @@ pub(super) fn begin(
         .runtime_apis
         .storage
         .statistics
-        .set(manager.statistics().with_health(start.config.feature_gates().enabled("CSIVolumeHealth")));
+        .set(manager.statistics().with_health(start.config.feature_gates().enabled(Feature::CSIVolumeHealth)));
     Ok(manager)
 }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use bulkhead_config::NodeConfig;
+use bulkhead_config::{Feature, NodeConfig};
 use bulkhead_cri::CriClient;
 use bulkhead_types::{ContainerId, PodUid};
 use k8s_openapi::api::core::v1::PodStatus;
@@ -120,7 +120,7 @@ impl RuntimeSide {
             per_second: kubelet.registry_pull_qps.map_or(5, unsigned),
             burst: unsigned(kubelet.registry_burst),
         };
-        let gate = config.feature_gates().enabled("KubeletEnsureSecretPulledImages");
+        let gate = config.feature_gates().enabled(Feature::KubeletEnsureSecretPulledImages);
         let (policy, allowed) =
             (&kubelet.image_pull_credentials_verification_policy, &kubelet.preloaded_images_verification_allowlist);
         let in_use = ImagesInUse::new(milliseconds_since_boot);

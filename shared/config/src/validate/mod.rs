@@ -15,7 +15,7 @@ pub use allocatable::UnfitCgroup;
 pub use machine::Machine;
 
 use crate::field::FieldError;
-use crate::gates::{self, FeatureGates};
+use crate::gates::{self, Feature, FeatureGates};
 use crate::kubelet::KubeletConfiguration;
 
 /// Collects violations of one configuration.
@@ -52,7 +52,7 @@ impl Limits<'_> {
         }
     }
 
-    fn needs_gate(&mut self, used: bool, path: &str, value: impl Display, gate: &str) {
+    fn needs_gate(&mut self, used: bool, path: &str, value: impl Display, gate: Feature) {
         if used && !self.gates.enabled(gate) {
             self.refuse(path, value, format!("needs feature gate {gate}"));
         }

@@ -4,16 +4,17 @@ use bulkhead_types::{GoDuration, Quantity};
 
 use super::{Limits, quoted};
 use crate::cpu_set::CpuSet;
+use crate::gates::Feature;
 use crate::kubelet::TextMap;
 
 /// Options of the static CPU policy: name, the gate that an option not yet stable needs.
-const CPU_OPTIONS: &[(&str, Option<&str>)] = &[
+const CPU_OPTIONS: &[(&str, Option<Feature>)] = &[
     ("full-pcpus-only", None),
     ("strict-cpu-reservation", None),
     ("prefer-align-cpus-by-uncorecache", None),
-    ("distribute-cpus-across-numa", Some("CPUManagerPolicyBetaOptions")),
-    ("align-by-socket", Some("CPUManagerPolicyAlphaOptions")),
-    ("distribute-cpus-across-cores", Some("CPUManagerPolicyAlphaOptions")),
+    ("distribute-cpus-across-numa", Some(Feature::CPUManagerPolicyBetaOptions)),
+    ("align-by-socket", Some(Feature::CPUManagerPolicyAlphaOptions)),
+    ("distribute-cpus-across-cores", Some(Feature::CPUManagerPolicyAlphaOptions)),
 ];
 
 /// Pairs that cannot both be on.
@@ -131,7 +132,7 @@ impl Limits<'_> {
         }
         for (name, value) in &config.qos_reserved {
             let path = format!("qosReserved[{name}]");
-            self.needs_gate(true, &path, quoted(value), "QOSReserved");
+            self.needs_gate(true, &path, quoted(value), Feature::QOSReserved);
             self.check(name == "memory", &path, quoted(value), "only memory can be reserved");
             let percent = value.strip_suffix('%').and_then(|number| number.parse::<i64>().ok());
             self.check(
@@ -145,7 +146,7 @@ impl Limits<'_> {
         self.check(factor > 0.0 && factor <= 1.0, "memoryThrottlingFactor", factor, "must be above 0 and at most 1.0");
         let policy = config.memory_reservation_policy.as_str();
         self.one_of("memoryReservationPolicy", policy, &["None", "TieredReservation"]);
-        self.needs_gate(policy == "TieredReservation", "memoryReservationPolicy", quoted(policy), "MemoryQoS");
+        self.needs_gate(policy == "TieredReservation", "memoryReservationPolicy", quoted(policy), Feature::MemoryQoS);
         self.reserved_memory();
     }
 
@@ -162,7 +163,7 @@ impl Limits<'_> {
                 }
                 Some((_, gate)) => {
                     self.check(go_bool(value).is_some(), &path, quoted(value), "must be true or false");
-                    if let Some(gate) = gate {
+                    if let Some(gate) = *gate {
                         self.needs_gate(true, &path, quoted(value), gate);
                     }
                 }

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use super::{Limits, quoted};
+use crate::gates::Feature;
 use crate::kubelet_flags::{check_label_value, check_qualified_name};
 
 const SECURE_CIPHER_SUITES: &[&str] = &[
@@ -158,10 +159,15 @@ impl Limits<'_> {
             "must be given together with tlsCertFile",
         );
         self.one_of("tlsMinVersion", &config.tls_min_version, TLS_VERSIONS);
-        self.needs_gate(config.server_tls_bootstrap, "serverTLSBootstrap", true, "RotateKubeletServerCertificate");
+        self.needs_gate(
+            config.server_tls_bootstrap,
+            "serverTLSBootstrap",
+            true,
+            Feature::RotateKubeletServerCertificate,
+        );
         self.one_of("authorization.mode", &config.authorization.mode, &["AlwaysAllow", "Webhook"]);
         if config.enable_system_log_query() {
-            self.needs_gate(true, "enableSystemLogQuery", true, "NodeLogQuery");
+            self.needs_gate(true, "enableSystemLogQuery", true, Feature::NodeLogQuery);
             self.check(
                 config.enable_system_log_handler(),
                 "enableSystemLogQuery",
@@ -247,9 +253,9 @@ impl Limits<'_> {
         }
         for (name, routing) in [("text", &logging.options.text), ("json", &logging.options.json)] {
             let path = format!("logging.options.{name}");
-            self.needs_gate(routing.split_stream, &format!("{path}.splitStream"), true, "LoggingAlphaOptions");
+            self.needs_gate(routing.split_stream, &format!("{path}.splitStream"), true, Feature::LoggingAlphaOptions);
             let size = routing.info_buffer_size;
-            self.needs_gate(!size.is_zero(), &format!("{path}.infoBufferSize"), size, "LoggingAlphaOptions");
+            self.needs_gate(!size.is_zero(), &format!("{path}.infoBufferSize"), size, Feature::LoggingAlphaOptions);
         }
     }
 }

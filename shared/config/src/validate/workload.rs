@@ -3,6 +3,7 @@
 use bulkhead_types::{GoDuration, Quantity};
 
 use super::{Limits, quoted};
+use crate::gates::Feature;
 
 const PULL_POLICIES: &[&str] =
     &["NeverVerify", "NeverVerifyPreloadedImages", "NeverVerifyAllowlistedImages", "AlwaysVerify"];
@@ -63,7 +64,7 @@ impl Limits<'_> {
         let config = self.config;
         let policy = config.image_pull_credentials_verification_policy.as_str();
         let path = "imagePullCredentialsVerificationPolicy";
-        if self.gates.enabled("KubeletEnsureSecretPulledImages") {
+        if self.gates.enabled(Feature::KubeletEnsureSecretPulledImages) {
             self.one_of(path, policy, PULL_POLICIES);
         } else {
             self.check(
@@ -137,7 +138,7 @@ impl Limits<'_> {
         }
         if let Some(period) = config.crash_loop_back_off.max_container_restart_period {
             let path = "crashLoopBackOff.maxContainerRestartPeriod";
-            self.needs_gate(true, path, period, "KubeletCrashLoopBackOffMax");
+            self.needs_gate(true, path, period, Feature::KubeletCrashLoopBackOffMax);
             self.check(
                 (GoDuration::from_secs(1)..=GoDuration::from_secs(300)).contains(&period),
                 path,
@@ -158,7 +159,7 @@ impl Limits<'_> {
         let one = GoDuration::from_secs(1);
         for (path, period) in [("shutdownGracePeriod", total), ("shutdownGracePeriodCriticalPods", critical)] {
             self.check(period.is_zero() || period >= one, path, period, "must be 0s, or 1s or more");
-            self.needs_gate(!period.is_zero(), path, period, "GracefulNodeShutdown");
+            self.needs_gate(!period.is_zero(), path, period, Feature::GracefulNodeShutdown);
         }
         self.check(
             critical <= total,
@@ -172,7 +173,7 @@ impl Limits<'_> {
         }
         let path = "shutdownGracePeriodByPodPriority";
         let shown = format!("({} entries)", steps.len());
-        self.needs_gate(true, path, &shown, "GracefulNodeShutdownBasedOnPodPriority");
+        self.needs_gate(true, path, &shown, Feature::GracefulNodeShutdownBasedOnPodPriority);
         self.check(
             total.is_zero() && critical.is_zero(),
             path,

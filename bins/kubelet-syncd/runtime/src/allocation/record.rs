@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use bulkhead_config::Feature;
 use bulkhead_types::Quantity;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
@@ -32,8 +33,8 @@ impl Default for Gates {
 impl Gates {
     pub fn of(gates: &bulkhead_config::FeatureGates) -> Self {
         Gates {
-            init_containers: gates.enabled("InPlacePodVerticalScalingInitContainers"),
-            pod_level: gates.enabled("InPlacePodLevelResourcesVerticalScaling"),
+            init_containers: gates.enabled(Feature::InPlacePodVerticalScalingInitContainers),
+            pod_level: gates.enabled(Feature::InPlacePodLevelResourcesVerticalScaling),
         }
     }
 
