@@ -7,6 +7,7 @@ use bulkhead_types::PodUid;
 use kubelet_model::v1::Pod;
 
 use crate::pod_workers::PodFacts;
+use kubelet_model::pod::source::SourceKind;
 use kubelet_model::pod::spec;
 
 /// One wanted pod.
@@ -16,8 +17,7 @@ pub struct Desired {
     pub pod: Arc<Pod>,
     /// As its source has it. The same object where it asks for what it has.
     pub asked: Arc<Pod>,
-    /// "file", "http" or "api".
-    pub source: &'static str,
+    pub source: SourceKind,
 }
 
 /// All wanted pods by uid.

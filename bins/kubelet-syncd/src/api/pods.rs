@@ -22,9 +22,9 @@ use tokio::sync::watch;
 use super::mirrors::{CopyOf, Mirrors};
 use crate::hub::PodHub;
 use crate::mirror_pods::MirrorPods;
-use crate::sources::static_pod::CONFIG_MIRROR;
 use crate::sources::{FullName, SetSender, SetSink as _, StaticName};
 use crate::start_latency::StartTimes;
+use kubelet_model::pod::annotations::CONFIG_MIRROR;
 
 /// What is to be told of the watch itself.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -313,7 +313,7 @@ mod tests {
     }
 
     fn pod(uid: &str, name: &str, node: &str, mirror: Option<&str>) -> Whole<Pod> {
-        let annotations = mirror.map(|hash| json!({ "kubernetes.io/config.mirror": hash }));
+        let annotations = mirror.map(|hash| json!({ CONFIG_MIRROR: hash }));
         serde_json::from_value(json!({"apiVersion": "v1", "kind": "Pod",
             "metadata": {"uid": uid, "name": name, "namespace": "default", "resourceVersion": "7", "generation": 2,
                 "annotations": annotations, "managedFields": [{"manager": "m"}]},

@@ -12,7 +12,9 @@ use crate::ownership::{Owner, Ownership};
 use crate::private_state::PrivateState;
 use crate::sources::FoundPod;
 use crate::sources::uids::UidStore as _;
+use kubelet_model::pod::annotations::CONFIG_SOURCE;
 use kubelet_model::pod::labels;
+use kubelet_model::pod::source::SourceKind;
 use kubelet_pleg::PodCache;
 
 /// So often it is asked whose a running pod is, before that counts as unclear.
@@ -78,7 +80,7 @@ fn place(container: &v1::Container) -> (u32, i64) {
 fn adoptable(sandboxes: &[v1::PodSandbox], containers: &[v1::Container]) -> Vec<FoundPod> {
     let pod = |sandbox: &v1::PodSandbox| {
         let metadata = sandbox.metadata.clone()?;
-        let source = sandbox.annotations.get("kubernetes.io/config.source")?.clone();
+        let source = SourceKind::parse(sandbox.annotations.get(CONFIG_SOURCE)?)?;
         let mut newest: HashMap<&str, &v1::Container> = HashMap::new();
         for container in containers.iter().filter(|c| c.pod_sandbox_id == sandbox.id) {
             let Some(name) = container.labels.get(labels::CONTAINER_NAME) else { continue };
@@ -127,7 +129,7 @@ mod tests {
                 attempt: 0,
             }),
             state: state.into(),
-            annotations: [("kubernetes.io/config.source".to_owned(), "file".to_owned())].into(),
+            annotations: [(CONFIG_SOURCE.to_owned(), SourceKind::File.to_string())].into(),
             ..Default::default()
         };
         let container = |created_at, hash: &str| v1::Container {
@@ -165,7 +167,7 @@ mod tests {
             }),
             state: state.into(),
             created_at,
-            annotations: [("kubernetes.io/config.source".to_owned(), "file".to_owned())].into(),
+            annotations: [(CONFIG_SOURCE.to_owned(), SourceKind::File.to_string())].into(),
             ..Default::default()
         };
         let container = |sandbox: &str| v1::Container {

@@ -19,10 +19,11 @@ use crate::hub::PodHub;
 use crate::node_resources::{NodeResources, texts};
 use crate::node_shutdown::logind::Preparing;
 use crate::service::silence;
-use crate::sources::{SourceKind, SourceState, Sources};
+use crate::sources::{SourceState, Sources};
 use crate::sync_loop::NodeContext;
 use crate::sync_loop::runtime_health::{Handler, RuntimeHealth};
 use kubelet_edges::volnetd::Authority;
+use kubelet_model::pod::source::SourceKind;
 use kubelet_pleg::{EventSource, Pleg};
 
 /// Changes are gathered for so long before watchers are told.
@@ -61,9 +62,9 @@ pub struct FirstParts {
     pub health: watch::Receiver<RuntimeHealth>,
     /// When the runtime answered last.
     pub answered: watch::Receiver<Option<Instant>>,
-    pub image_fs: watch::Receiver<String>,
     /// Who it is; none: it has not said yet.
     pub version: watch::Receiver<Option<v1::VersionResponse>>,
+    pub image_fs: watch::Receiver<String>,
     pub images: watch::Receiver<Arc<[api::NodeImage]>>,
     pub authority: Arc<Authority>,
     pub resources: NodeResources,
@@ -109,8 +110,8 @@ impl NodeView {
 
     pub fn set_first(self: &Arc<Self>, first: FirstParts) {
         self.follow(first.health.clone());
-        self.follow(first.image_fs.clone());
         self.follow(first.version.clone());
+        self.follow(first.image_fs.clone());
         self.follow(first.images.clone());
         self.follow(first.preparing.clone());
         self.parts().first = Some(first);
@@ -201,8 +202,8 @@ impl NodeView {
             return api::NodeState { node_name, problems, ..api::NodeState::default() };
         };
         let (health, stats) = (first.health.borrow().clone(), first.pleg.stats());
-        let pods = parts.api.as_ref().map(|api| api.pods.borrow().clone()).unwrap_or_default();
         let version = first.version.borrow().clone().unwrap_or_default();
+        let pods = parts.api.as_ref().map(|api| api.pods.borrow().clone()).unwrap_or_default();
         let sources_ready = first.authority.sources_ready();
         let volumes = parts.node.as_ref().map(|node| node.volume_manager.in_use().borrow().clone());
         let volumes = volumes.unwrap_or_default();
@@ -253,8 +254,10 @@ impl NodeView {
             return Vec::new();
         }
         let known = self.hub.list();
+        // One that the runtime alone has may be static.
+        let is_api = |pod: &api::PodState| SourceKind::parse(&pod.source) == Some(SourceKind::Api);
         let ending = |mirror: &api::MirrorRef| {
-            known.iter().any(|pod| pod.source != "api" && pod.namespace == mirror.namespace && pod.name == mirror.name)
+            known.iter().any(|pod| !is_api(pod) && pod.namespace == mirror.namespace && pod.name == mirror.name)
         };
         fitting_mirrors(pods.unwanted_mirrors.iter().filter(|mirror| !ending(mirror)))
     }
@@ -306,13 +309,13 @@ fn sources(parts: &Parts) -> Vec<api::SourceState> {
 fn source(state: SourceState, api: Option<&ApiParts>) -> api::SourceState {
     let waits_for = match api {
         _ if state.seen => String::new(),
-        Some(api) if state.name == SourceKind::Api.as_str() => {
+        Some(api) if state.kind == SourceKind::Api => {
             silence::api_waits_for(&api.reachability.borrow(), api.node.borrow().synced)
         }
-        _ => silence::static_waits_for(state.name).to_owned(),
+        _ => silence::static_waits_for(state.kind).to_owned(),
     };
     api::SourceState {
-        name: state.name.to_owned(),
+        name: state.kind.to_string(),
         seen: state.seen,
         pods: u32::try_from(state.pods).unwrap_or(u32::MAX),
         errors: state.errors,

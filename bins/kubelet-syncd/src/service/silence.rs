@@ -14,6 +14,7 @@ use prometheus::{GaugeVec, Opts, Registry};
 use super::node_view::NodeView;
 use crate::sync_loop::events::Reporter;
 use kubelet_model::events::{EventSink as _, EventType, NodeEvent};
+use kubelet_model::pod::source::SourceKind;
 
 /// A source that has delivered nothing for so long is silent: a start takes seconds.
 pub const SILENT_AFTER: Duration = Duration::from_secs(60);
@@ -37,10 +38,10 @@ pub fn api_waits_for(reachability: &Reachability, node_synced: bool) -> String {
 }
 
 /// What the sources of static pods wait for. Pure.
-pub fn static_waits_for(source: &str) -> &'static str {
+pub fn static_waits_for(source: SourceKind) -> &'static str {
     match source {
-        "http" => "an answer of staticPodURL",
-        _ => "kubelet-volnetd to read staticPodPath",
+        SourceKind::Http => "an answer of staticPodURL",
+        SourceKind::File | SourceKind::Api => "kubelet-volnetd to read staticPodPath",
     }
 }
 

@@ -27,13 +27,14 @@ use std::time::Duration;
 
 use bulkhead_types::{NodeName, PodUid};
 use jiff::Timestamp;
+use kubelet_model::pod::source::SourceKind;
 use kubelet_model::v1::Pod;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 pub use file::{Absence, FileConfig, ManifestStore, SetSink};
 pub use http::HttpConfig;
-pub use merge::{DroppedPod, FullName, Merge, PodOp, PodUpdate, SourceKind};
+pub use merge::{DroppedPod, FullName, Merge, PodOp, PodUpdate};
 pub use uids::{FoundPod, UidStore, Uids};
 
 /// Changes that wait for the main loop. Upstream's channel has 50 places; each may hold a pod of its own (1.5 MiB on an API
@@ -57,8 +58,7 @@ pub struct SourcesConfig {
 /// State of one source, for whoever asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceState {
-    /// `file`, `http`, `api`.
-    pub name: &'static str,
+    pub kind: SourceKind,
     /// It has delivered a set.
     pub seen: bool,
     pub pods: usize,
@@ -235,7 +235,7 @@ impl Sources {
         let state = |kind: &SourceKind| {
             let seen = shared.merge.delivered(*kind);
             SourceState {
-                name: kind.as_str(),
+                kind: *kind,
                 seen,
                 pods: shared.merge.count(*kind),
                 errors: shared.errors.get(kind).cloned().unwrap_or_default(),
@@ -264,7 +264,7 @@ async fn merge_changes(
                 SourceChange::Again(uid, Absence::MovedAway) => shared.merge.again(kind, uid.as_str()),
                 SourceChange::Again(uid, Absence::Removed) => shared.merge.renew(kind, uid.as_str(), now),
             };
-            (merged, (kind != SourceKind::Api).then(|| static_names(&shared.merge)))
+            (merged, kind.is_static().then(|| static_names(&shared.merge)))
         };
         if let Some(names) = names {
             statics.send_if_modified(|known| {

@@ -50,7 +50,7 @@ async fn sources_deliver_in_order_and_become_ready() {
     assert_eq!((first.op, first.source, first.pods.len()), (PodOp::Add, SourceKind::File, 2));
     sources.consumed(first.source);
     assert!(!sources.all_ready(), "the API server has not spoken");
-    assert!(sources.states().iter().any(|s| s.name == "file" && s.seen && s.pods == 2));
+    assert!(sources.states().iter().any(|s| s.kind == SourceKind::File && s.seen && s.pods == 2));
 
     let mut api = sources.api_sender().unwrap();
     let mut twice = (*first.pods[0]).clone();
@@ -62,6 +62,6 @@ async fn sources_deliver_in_order_and_become_ready() {
     assert!(!sources.all_ready(), "delivered, but not heard yet");
     sources.consumed(second.source);
     assert!(sources.all_ready());
-    let file = sources.states().into_iter().find(|s| s.name == "file").unwrap();
+    let file = sources.states().into_iter().find(|s| s.kind == SourceKind::File).unwrap();
     assert!(file.errors.iter().any(|e| e.contains("/m/broken")), "{:?}", file.errors);
 }

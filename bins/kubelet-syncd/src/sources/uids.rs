@@ -13,6 +13,7 @@ use kubelet_model::v1::{Pod, PodSpec};
 use serde_json::Value;
 
 use kubelet_model::pod::hash::container_hash;
+use kubelet_model::pod::source::SourceKind;
 use kubelet_model::validation::field::{items, text};
 
 /// A static pod that the runtime has containers of, from its labels and annotations.
@@ -22,8 +23,8 @@ pub struct FoundPod {
     pub namespace: String,
     /// With the node's suffix.
     pub name: String,
-    /// Annotation `kubernetes.io/config.source`: `file` or `http`; others are never adopted.
-    pub source: String,
+    /// Pods of the API server are never adopted.
+    pub source: SourceKind,
     /// Name and `io.kubernetes.container.hash` of the newest instance of each container.
     pub containers: Vec<(String, u32)>,
 }
@@ -156,14 +157,14 @@ impl Uids {
     }
 
     /// From now on what was running at the start is no longer adopted by pods of that source.
-    pub fn close_adoption(&mut self, source: &str) {
+    pub fn close_adoption(&mut self, source: SourceKind) {
         self.adoptable.retain(|running| running.source != source);
     }
 }
 
 fn matches(running: &FoundPod, pod: &Pod) -> bool {
     let Some(spec) = &pod.spec else { return false };
-    ["file", "http"].contains(&running.source.as_str())
+    running.source.is_static()
         && running.namespace == text(&pod.metadata.namespace)
         && running.name == text(&pod.metadata.name)
         && !running.containers.is_empty()

@@ -25,11 +25,9 @@ use crate::admission::{self, Context, Decision, NodeInfo, Pressure, Rejection, S
 use crate::desired;
 use crate::evictions::grace_period;
 use crate::pod_workers::{Kill, Lifecycle, PodView, UpdateType};
-use crate::sources::SourceKind;
-use crate::sources::static_pod::CONFIG_SOURCE;
 use kubelet_model::events::{EventSink as _, EventType, PodEvent};
 use kubelet_model::pod::resources::Amounts;
-use kubelet_model::pod::spec::{PodIdentity, containers, init_containers};
+use kubelet_model::pod::spec::{PodIdentity, containers, init_containers, is_static};
 use kubelet_runtime::status::ended::Course;
 use kubelet_runtime::status::pod_status::{self, Fails, TerminationReason};
 
@@ -143,11 +141,6 @@ impl AdmissionQueue {
     }
 }
 
-fn is_api(pod: &Pod) -> bool {
-    let source = pod.metadata.annotations.as_ref().and_then(|annotations| annotations.get(CONFIG_SOURCE));
-    source.is_none_or(|source| source == SourceKind::Api.as_str())
-}
-
 impl SyncLoop {
     /// A pod that a source has added: it is admitted, or becomes pending, or is rejected.
     pub(super) fn admit(&mut self, uid: &PodUid, pod: &Arc<Pod>, now: Instant) {
@@ -227,7 +220,7 @@ impl SyncLoop {
                     (true, _) => now,
                     // A refusal is for good, and cannot be based on labels that nobody has seen. A static pod names
                     // what its own manifest knows.
-                    (false, waits) if self.node_labels.borrow().is_none() && (waits.is_none() || is_api(pod)) => {
+                    (false, waits) if self.node_labels.borrow().is_none() && (waits.is_none() || !is_static(pod)) => {
                         now + LABELS_UNKNOWN
                     }
                     (false, Some(Pending::Labels { until })) => *until,

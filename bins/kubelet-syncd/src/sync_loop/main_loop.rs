@@ -32,6 +32,7 @@ use crate::desired::{self, Desired, DesiredPods};
 use crate::pod_workers::{Action, Lifecycle, PodView, UpdateType, WorkKind, WorkQueue, Workers, requeue};
 use crate::sources::{PodOp, PodUpdate, Sources};
 use kubelet_model::node_facts::NodeFacts;
+use kubelet_model::pod::source::SourceKind;
 use kubelet_pleg::{PodLifecycleEvent, PodLifecycleEventKind};
 use kubelet_runtime::stages;
 use kubelet_runtime::status::pod_status::seconds_to_deadline;
@@ -195,7 +196,7 @@ impl SyncLoop {
 
     fn on_update(&mut self, update: PodUpdate) {
         let now = Instant::now();
-        let source = update.source.as_str();
+        let source = update.source;
         let mut pods = update.pods;
         if update.op == PodOp::Add {
             desired::oldest_first(&mut pods);
@@ -224,7 +225,7 @@ impl SyncLoop {
     }
 
     /// A pod that a source has begun to name.
-    fn add_pod(&mut self, uid: &PodUid, pod: Arc<Pod>, source: &'static str, now: Instant) {
+    fn add_pod(&mut self, uid: &PodUid, pod: Arc<Pod>, source: SourceKind, now: Instant) {
         let containers = pod.spec.as_ref().map_or(0, |spec| spec.containers.len());
         self.node.metrics.containers_per_pod.observe(containers as f64);
         self.set_desired(uid, &pod, source, now);
@@ -236,7 +237,7 @@ impl SyncLoop {
     }
 
     /// A pod that its source has changed, or that is being deleted.
-    fn update_pod(&mut self, uid: &PodUid, pod: Arc<Pod>, source: &'static str, now: Instant) {
+    fn update_pod(&mut self, uid: &PodUid, pod: Arc<Pod>, source: SourceKind, now: Instant) {
         match self.set_desired(uid, &pod, source, now) {
             Some(before) => {
                 self.say_missing_features(&before, &pod);
@@ -256,7 +257,7 @@ impl SyncLoop {
     }
 
     /// Puts the pod among the desired ones. Answers what was asked for before, if it was there.
-    fn set_desired(&mut self, uid: &PodUid, pod: &Arc<Pod>, source: &'static str, now: Instant) -> Option<Arc<Pod>> {
+    fn set_desired(&mut self, uid: &PodUid, pod: &Arc<Pod>, source: SourceKind, now: Instant) -> Option<Arc<Pod>> {
         let before = self.desired.get(uid).map(|d| d.asked.clone());
         let granted = self.node.allocations.granted(uid, pod);
         self.desired.insert(uid.clone(), Desired { pod: granted, asked: pod.clone(), source });
@@ -269,7 +270,7 @@ impl SyncLoop {
 
     /// Only the status differs from what was known. Ours is told anew by whoever writes it; here it matters when somebody
     /// else's condition is one that the pod's readiness waits for.
-    fn reconcile(&mut self, uid: PodUid, pod: Arc<Pod>, source: &'static str, now: Instant) {
+    fn reconcile(&mut self, uid: PodUid, pod: Arc<Pod>, source: SourceKind, now: Instant) {
         let Some(before) = self.desired.get(&uid).map(|d| d.pod.clone()) else { return };
         let asked = pod;
         let pod = self.node.allocations.granted(&uid, &asked);
@@ -340,7 +341,7 @@ impl SyncLoop {
 
     /// A pod whose manifest was moved away for a moment and is back unchanged. One that was refused is judged anew, one that ends
     /// or has ended begins anew after that, as after a removal; one that runs goes on, where upstream restarts it.
-    fn add_again(&mut self, uid: &PodUid, pod: Arc<Pod>, source: &'static str, now: Instant) {
+    fn add_again(&mut self, uid: &PodUid, pod: Arc<Pod>, source: SourceKind, now: Instant) {
         if self.admission_queue.is_rejected(uid) || self.workers.termination_requested(uid) {
             self.remove_pod(uid, now);
             self.add_pod(uid, pod, source, now);
@@ -641,7 +642,7 @@ impl SyncLoop {
         metrics.in_progress_resizes.set(under_way as f64);
         let (mut desired, mut active) = ([0u32; 2], [0u32; 2]);
         for (uid, pod) in self.desired.iter() {
-            let is_static = usize::from(pod.source != "api");
+            let is_static = usize::from(pod.source.is_static());
             desired[is_static] += 1;
             active[is_static] += u32::from(self.is_active(uid, &pod.pod));
         }

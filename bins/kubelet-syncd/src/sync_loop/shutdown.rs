@@ -163,7 +163,7 @@ impl SyncLoop {
     /// The API server shows how the pod has ended. Nobody waits for mirrors of static pods, nor for pods that are gone.
     fn is_written(&self, uid: &PodUid) -> bool {
         let written = |asked: &Arc<Pod>| asked.status.as_ref().is_some_and(is_phase_terminal);
-        self.desired.get(uid).is_none_or(|desired| desired.source != "api" || written(&desired.asked))
+        self.desired.get(uid).is_none_or(|desired| desired.source.is_static() || written(&desired.asked))
     }
 }
 

@@ -19,6 +19,7 @@ use crate::volumes::set_up::Outcomes;
 use kubelet_model::pod::model::{RunState, RuntimePod};
 use kubelet_model::pod::names::log_number;
 use kubelet_model::pod::resources::qos_class;
+use kubelet_model::pod::source::SourceKind;
 use kubelet_model::pod::spec;
 use kubelet_runtime::status::conditions::SANDBOX_READY;
 use kubelet_runtime::status::containers::seconds;
@@ -26,7 +27,7 @@ use kubelet_runtime::status::readiness::with_readiness;
 use kubelet_runtime::status::summary::{ContainerSummary, summarize};
 
 /// A pod is wanted: who it is, before anything is known of it.
-pub fn introduce(node: &NodeContext, uid: &PodUid, pod: &Pod, source: &str) {
+pub fn introduce(node: &NodeContext, uid: &PodUid, pod: &Pod, source: SourceKind) {
     node.pods.begin(uid);
     let name = pod.metadata.name.clone().unwrap_or_default();
     let namespace = pod.metadata.namespace.clone().unwrap_or_default();
@@ -42,7 +43,7 @@ pub fn introduce(node: &NodeContext, uid: &PodUid, pod: &Pod, source: &str) {
         state.static_pod_json = static_pod_json;
         state.namespace = namespace;
         state.name = name;
-        state.source = source.to_owned();
+        state.source = source.to_string();
         state.qos_class = qos_class(pod).as_str().to_owned();
         state.host_network = spec::host_network(pod);
         state.log_directory = logs;

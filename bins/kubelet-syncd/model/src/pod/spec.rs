@@ -8,8 +8,8 @@ use bulkhead_types::{IdError, Namespace, PodName, PodUid, is_dns1123_label};
 use k8s_openapi::api::core::v1::{ContainerPort, EphemeralContainer, PodStatus};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-/// Annotation that names the source of a pod (`file`, `http`, `api`).
-pub const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
+use super::annotations::{CONFIG_MIRROR, CONFIG_SOURCE};
+use super::source::SourceKind;
 
 /// Why a pod object cannot be worked on: a part of its identity is missing or malformed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -202,13 +202,13 @@ pub fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
 
 /// From a file or a URL (upstream `pkg/kubelet/types` IsStaticPod): has a source, and it is not the API server.
 pub fn is_static(pod: &Pod) -> bool {
-    annotation(pod, CONFIG_SOURCE).is_some_and(|source| source != "api")
+    annotation(pod, CONFIG_SOURCE).is_some_and(|source| SourceKind::parse(source) != Some(SourceKind::Api))
 }
 
 /// Upstream `pkg/kubelet/types` IsCriticalPod.
 pub fn is_critical(pod: &Pod) -> bool {
     is_static(pod)
-        || annotation(pod, "kubernetes.io/config.mirror").is_some()
+        || annotation(pod, CONFIG_MIRROR).is_some()
         || pod.spec.as_ref().and_then(|s| s.priority).is_some_and(|p| p >= 2_000_000_000)
 }
 

@@ -8,10 +8,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::field::{AsJson, Errors, Path, items, quote, text};
 use super::{containers, names, scheduling, security};
+use crate::pod::annotations::CONFIG_MIRROR;
 
 /// All annotations of one object together, keys and values.
 const ANNOTATIONS_MAX_BYTES: usize = 256 * 1024;
-const MIRROR: &str = "kubernetes.io/config.mirror";
 const TOLERATIONS: &str = "scheduler.alpha.kubernetes.io/tolerations";
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 const APPARMOR_PREFIX: &str = "container.apparmor.security.beta.kubernetes.io/";
@@ -131,10 +131,10 @@ fn finalizers(meta: &ObjectMeta, path: &Path, errors: &mut Errors) {
 }
 
 fn known_annotations(annotations: &BTreeMap<String, String>, spec: &PodSpec, path: &Path, errors: &mut Errors) {
-    if let Some(value) = annotations.get(MIRROR)
+    if let Some(value) = annotations.get(CONFIG_MIRROR)
         && text(&spec.node_name).is_empty()
     {
-        errors.invalid(&path.key(MIRROR), value, "must set spec.nodeName if mirror pod annotation is set");
+        errors.invalid(&path.key(CONFIG_MIRROR), value, "must set spec.nodeName if mirror pod annotation is set");
     }
     if let Some(value) = annotations.get(TOLERATIONS).filter(|v| !v.is_empty()) {
         match serde_json::from_str::<Vec<Toleration>>(value) {

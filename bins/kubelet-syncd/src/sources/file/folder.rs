@@ -25,6 +25,7 @@ use super::store::{Content, Entry, EntryKind, Listing, StoreError};
 use crate::sources::static_pod::{self, Origin, StaticPod};
 use crate::sources::uids::Uids;
 use kubelet_model::decode;
+use kubelet_model::pod::source::SourceKind;
 use kubelet_model::validation::field::text;
 
 /// A changed manifest of a running pod is taken when it reads the same twice, this far apart: a writer that has got
@@ -423,7 +424,7 @@ impl Folder {
         let mut uids = self.uids.lock().unwrap_or_else(PoisonError::into_inner);
         let built = chosen.iter().filter_map(|name| Some(&self.files.get(name)?.good.as_ref()?.built));
         uids.commit("file:", built.map(|b| (b.origin.clone(), b.choice())).collect());
-        uids.close_adoption("file");
+        uids.close_adoption(SourceKind::File);
         drop(uids);
         let pods = chosen.iter().filter_map(|name| Some(self.files.get(name)?.good.as_ref()?.built.pod.clone()));
         Some(pods.collect())

@@ -19,6 +19,7 @@ use super::file::SetSink;
 use super::static_pod::{self, Origin, RefusedPod, StaticPod};
 use super::uids::Uids;
 use kubelet_model::decode::{self, DecodeError};
+use kubelet_model::pod::source::SourceKind;
 
 pub use client::FetchError;
 use client::{Client, Fetched};
@@ -134,7 +135,7 @@ impl Source {
             Ok(built) => {
                 let mut uids = self.uids.lock().unwrap_or_else(PoisonError::into_inner);
                 uids.commit("url:", built.iter().map(|b| (b.origin.clone(), b.choice())).collect());
-                uids.close_adoption("http");
+                uids.close_adoption(SourceKind::Http);
                 (Some(built.into_iter().map(|b| b.pod).collect()), Ok(()))
             }
         }

@@ -13,35 +13,10 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kubelet_model::pod::annotations::{CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE};
+use kubelet_model::pod::source::SourceKind;
 use kubelet_model::v1::Pod;
-
-use super::static_pod::{CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE};
 use kubelet_model::validation::field::text;
-
-/// Where desired pods come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum SourceKind {
-    File,
-    Http,
-    Api,
-}
-
-impl SourceKind {
-    /// Value of the annotation `kubernetes.io/config.source`.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            SourceKind::File => "file",
-            SourceKind::Http => "http",
-            SourceKind::Api => "api",
-        }
-    }
-}
-
-impl std::fmt::Display for SourceKind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
 
 /// What happened to the pods of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -10,19 +10,11 @@ use kubelet_model::v1::Pod;
 
 use super::uids::{UidChoice, Uids, content_digest, generated_uid};
 use kubelet_model::defaults;
+use kubelet_model::pod::annotations::CONFIG_HASH;
 
 use super::references;
 use kubelet_model::validation::field::text;
 use kubelet_model::validation::{Errors, validate_pod};
-
-/// Annotation with the hash of the manifest: the uid.
-pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
-/// Annotation with the kind of source: `file`, `http`, `api`.
-pub const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
-/// Annotation with the time at which the pod was first seen.
-pub const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
-/// Annotation on the mirror of a static pod.
-pub const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// Where a manifest comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::sources::uids::{Forgetful, FoundPod, UidBook, UidStore, UidStoreError};
 use kubelet_model::decode;
+use kubelet_model::pod::source::SourceKind;
 
 fn node() -> NodeName {
     NodeName::parse("node-a").unwrap()
@@ -218,7 +219,7 @@ impl UidStore for Shelf {
     }
 }
 
-fn running(uid: &str, source: &str, hash: u32) -> FoundPod {
+fn running(uid: &str, source: SourceKind, hash: u32) -> FoundPod {
     FoundPod {
         uid: uid.to_owned(),
         namespace: "kube-system".to_owned(),
@@ -236,16 +237,16 @@ fn the_uid_of_a_matching_running_pod_is_adopted_and_remembered() {
     };
     let generated = uid_of(&no_record(), WEB);
     for (runs, adopted) in [
-        (vec![running("old", "file", hash)], true),
-        (vec![running("old", "http", hash)], true),
-        (vec![running("old", "api", hash)], false),
-        (vec![running("old", "file", hash + 1)], false),
-        (vec![FoundPod { containers: vec![], ..running("old", "file", hash) }], false),
-        (vec![FoundPod { name: "web-node-b".to_owned(), ..running("old", "file", hash) }], false),
+        (vec![running("old", SourceKind::File, hash)], true),
+        (vec![running("old", SourceKind::Http, hash)], true),
+        (vec![running("old", SourceKind::Api, hash)], false),
+        (vec![running("old", SourceKind::File, hash + 1)], false),
+        (vec![FoundPod { containers: vec![], ..running("old", SourceKind::File, hash) }], false),
+        (vec![FoundPod { name: "web-node-b".to_owned(), ..running("old", SourceKind::File, hash) }], false),
         (
             vec![FoundPod {
                 containers: vec![("main".to_owned(), hash), ("gone".to_owned(), 1)],
-                ..running("old", "file", hash)
+                ..running("old", SourceKind::File, hash)
             }],
             false,
         ),
@@ -261,24 +262,27 @@ fn the_uid_of_a_matching_running_pod_is_adopted_and_remembered() {
         uids.commit("file:", BTreeMap::from([(built.origin.clone(), built.choice())]));
         built.pod.metadata.uid.unwrap()
     };
-    let mut first = Uids::new(Box::new(shelf.clone()), vec![running("old", "file", hash)]);
+    let mut first = Uids::new(Box::new(shelf.clone()), vec![running("old", SourceKind::File, hash)]);
     assert_eq!(commit(&mut first, WEB), "old");
     // After a restart with nothing running the record decides.
     let mut second = Uids::new(Box::new(shelf.clone()), Vec::new());
     assert_eq!(commit(&mut second, WEB), "old");
     // Edited while we were away, same image and name: the hash cannot tell, the record can.
     let edited = WEB.replace("3600", "60");
-    let third = Uids::new(Box::new(shelf.clone()), vec![running("old", "file", hash)]);
+    let third = Uids::new(Box::new(shelf.clone()), vec![running("old", SourceKind::File, hash)]);
     assert_ne!(uid_of(&third, &edited), "old");
     // Another kubelet ran the same manifest in between under its own uid.
-    let fourth = Uids::new(Box::new(shelf.clone()), vec![running("theirs", "file", hash)]);
+    let fourth = Uids::new(Box::new(shelf.clone()), vec![running("theirs", SourceKind::File, hash)]);
     assert_eq!(uid_of(&fourth, WEB), "theirs");
     // Ours still runs beside it: ours.
-    let fifth = Uids::new(Box::new(shelf.clone()), vec![running("theirs", "file", hash), running("old", "file", hash)]);
+    let fifth = Uids::new(
+        Box::new(shelf.clone()),
+        vec![running("theirs", SourceKind::File, hash), running("old", SourceKind::File, hash)],
+    );
     assert_eq!(uid_of(&fifth, WEB), "old");
     // Once delivered, nothing is adopted any more.
-    let mut sixth = Uids::new(Box::new(Forgetful), vec![running("old", "file", hash)]);
-    sixth.close_adoption("file");
+    let mut sixth = Uids::new(Box::new(Forgetful), vec![running("old", SourceKind::File, hash)]);
+    sixth.close_adoption(SourceKind::File);
     assert_eq!(uid_of(&sixth, WEB), generated);
     // An edit that was recorded before we went away, and the pod from before it still ends: it is not what the manifest means.
     let shelf_of_edit = Shelf::default();
@@ -289,13 +293,13 @@ fn the_uid_of_a_matching_running_pod_is_adopted_and_remembered() {
     };
     let mut before = Uids::new(Box::new(shelf_of_edit.clone()), Vec::new());
     let (first_uid, edited_uid) = (edit(&mut before, WEB), edit(&mut before, &edited));
-    let ends = || vec![running(&first_uid, "file", hash)];
+    let ends = || vec![running(&first_uid, SourceKind::File, hash)];
     let mut seventh = Uids::new(Box::new(shelf_of_edit.clone()), ends());
     assert_eq!(edit(&mut seventh, &edited), edited_uid);
     // Nor is one whose manifest was removed meanwhile.
     seventh.commit("file:", BTreeMap::new());
     assert_eq!(
-        uid_of(&Uids::new(Box::new(shelf_of_edit.clone()), vec![running(&edited_uid, "file", hash)]), WEB),
+        uid_of(&Uids::new(Box::new(shelf_of_edit.clone()), vec![running(&edited_uid, SourceKind::File, hash)]), WEB),
         generated
     );
     // The content from before again: then what still ends is meant, by its hash.
