@@ -77,6 +77,11 @@ impl DeviceManager {
         }
     }
 
+    /// See [`Plugins::make_room`].
+    pub fn make_room(&mut self, resource: &str) -> Vec<String> {
+        self.plugins.make_room(resource, |resource| self.held.has_resource(resource))
+    }
+
     /// See [`Plugins::connect`].
     pub fn connect(&mut self, resource: &str, options: PluginOptions) -> u64 {
         self.plugins.connect(resource, options)
@@ -99,7 +104,7 @@ impl DeviceManager {
 
     /// See [`Plugins::forget`].
     pub fn forget(&mut self, now: Instant) -> bool {
-        self.plugins.forget(now)
+        self.plugins.forget(now, |resource| self.held.has_resource(resource))
     }
 
     /// See [`Plugins::capacity`].

@@ -6,6 +6,9 @@ use std::time::{Duration, Instant};
 /// How long a resource whose plugin has gone stays in the node's capacity (upstream `endpointStopGracePeriod`).
 pub const STOP_GRACE: Duration = Duration::from_secs(5 * 60);
 
+/// Resources of plugins that are there at a time, those among them whose grace is not over.
+pub const RESOURCES_MAX: usize = 128;
+
 /// A device as its plugin tells it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Device {
@@ -50,12 +53,14 @@ struct Resource {
     shown: bool,
     /// None: its grace is over.
     endpoint: Option<Endpoint>,
+    /// When that was found.
+    gone: Option<Instant>,
 }
 
 /// What the node's status says of resources of plugins.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Capacity {
-    /// Those that have gone for good stay with zero, as upstream's do.
+    /// Those that have gone for good stay with zero, as upstream's do, until others need their places here.
     pub capacity: BTreeMap<String, u64>,
     pub allocatable: BTreeMap<String, u64>,
 }
@@ -72,7 +77,32 @@ impl Plugins {
     pub fn expect(&mut self, resource: &str, now: Instant) {
         let endpoint = Endpoint { generation: 0, options: PluginOptions::default(), listed: false, stopped: Some(now) };
         let found = self.resources.entry(resource.to_owned()).or_default();
-        (found.endpoint, found.known, found.shown) = (Some(endpoint), true, true);
+        (found.endpoint, found.gone, found.known, found.shown) = (Some(endpoint), None, true, true);
+    }
+
+    /// A plugin may have the resource: there are not too many others.
+    pub fn has_place(&self, resource: &str) -> bool {
+        let there = self.resources.values().filter(|found| found.endpoint.is_some()).count();
+        there < RESOURCES_MAX || self.is_registered(resource)
+    }
+
+    /// Before a plugin registers a resource: of those whose grace is over, and of which nobody has anything (`is_held`), as many are
+    /// dropped as it takes, the one that has gone longest first. Answers them.
+    pub fn make_room(&mut self, resource: &str, is_held: impl Fn(&str) -> bool) -> Vec<String> {
+        let known = self.resources.len() + usize::from(!self.resources.contains_key(resource));
+        let excess = known.saturating_sub(RESOURCES_MAX);
+        if excess == 0 {
+            return Vec::new();
+        }
+        let others = self.resources.iter().filter(|(name, _)| name.as_str() != resource && !is_held(name));
+        let mut gone: Vec<(Instant, String)> = others
+            .filter(|(_, found)| found.endpoint.is_none())
+            .filter_map(|(name, found)| Some((found.gone?, name.clone())))
+            .collect();
+        gone.sort();
+        let dropped: Vec<String> = gone.into_iter().take(excess).map(|(_, name)| name).collect();
+        self.resources.retain(|name, _| !dropped.contains(name));
+        dropped
     }
 
     /// A plugin has registered a resource. Answers its generation: what one before it says does not count any more.
@@ -81,7 +111,7 @@ impl Plugins {
         let generation = self.generations;
         let endpoint = Endpoint { generation, options, listed: false, stopped: None };
         let found = self.resources.entry(resource.to_owned()).or_default();
-        (found.endpoint, found.came) = (Some(endpoint), Some(generation));
+        (found.endpoint, found.gone, found.came) = (Some(endpoint), None, Some(generation));
         generation
     }
 
@@ -136,15 +166,18 @@ impl Plugins {
         true
     }
 
-    /// Forgets the devices of resources whose grace is over (upstream `GetCapacity`). True: there was one, which the checkpoint has no
-    /// more.
-    pub fn forget(&mut self, now: Instant) -> bool {
+    /// Forgets the devices of resources whose grace is over (upstream `GetCapacity`), and what was told of them once nobody has any
+    /// (`is_held`). True: there was one, which the checkpoint has no more.
+    pub fn forget(&mut self, now: Instant, is_held: impl Fn(&str) -> bool) -> bool {
         let mut any = false;
-        for resource in self.resources.values_mut() {
+        for (name, resource) in &mut self.resources {
             let over = |stopped: Instant| now.saturating_duration_since(stopped) > STOP_GRACE;
             if resource.endpoint.is_some_and(|e| e.stopped.is_some_and(over)) {
                 (resource.endpoint, resource.healthy, resource.unhealthy) = (None, BTreeSet::new(), BTreeSet::new());
-                (resource.known, any) = (false, true);
+                (resource.gone, resource.known, any) = (Some(now), false, true);
+            }
+            if resource.gone.is_some() && !is_held(name) {
+                resource.told.clear();
             }
         }
         any
@@ -214,16 +247,8 @@ impl Plugins {
         registered.map(|(name, found)| (name.clone(), found.healthy.iter().cloned().collect())).collect()
     }
 
-    /// How many resources there are, those that have gone among them.
-    pub fn len(&self) -> usize {
-        self.resources.len()
-    }
-
+    /// None has come, in this life or one before.
     pub fn is_empty(&self) -> bool {
         self.resources.is_empty()
-    }
-
-    pub fn contains(&self, resource: &str) -> bool {
-        self.resources.contains_key(resource)
     }
 }

@@ -10,7 +10,7 @@ use prost::Message as _;
 use serde_json::json;
 
 use super::manager::Call;
-use super::plugins::{Capacity, Device, Devices, PluginOptions, Plugins, STOP_GRACE};
+use super::plugins::{Capacity, Device, Devices, PluginOptions, Plugins, RESOURCES_MAX, STOP_GRACE};
 use super::{Admission, DeviceManager, Question};
 use crate::checkpoint;
 use crate::request::{Gates, PodRequest};
@@ -333,6 +333,59 @@ fn a_resource_is_shown_once_its_plugin_has_told_its_devices() {
     assert!(format!("{error:?}").contains(&words), "{error:?}");
     manager.list(R, generation, devices(&[("a", true, &[])])).unwrap();
     assert_eq!(manager.capacity().allocatable, BTreeMap::from([(R.to_owned(), 1)]));
+}
+
+#[test]
+fn resources_that_have_gone_make_room_for_new_ones() {
+    let start = Instant::now();
+    let mut manager = DeviceManager::new(vec![0], None, start);
+    let name = |n: usize| format!("example.com/r{n}");
+    let come = |manager: &mut DeviceManager, resource: &str| {
+        assert!(manager.plugins().has_place(resource), "{resource}");
+        let dropped = manager.make_room(resource);
+        let generation = manager.connect(resource, PluginOptions::default());
+        manager.list(resource, generation, devices(&[("a", true, &[])])).unwrap();
+        (generation, dropped)
+    };
+    let over = |at| at + STOP_GRACE + Duration::from_secs(1);
+    let limits = json!({(name(0)): "1"});
+    let spec = json!({"containers": [{"name": "c", "resources": {"limits": limits}}]});
+    let holder: Pod = serde_json::from_value(json!({"metadata": {"uid": "u"}, "spec": spec})).unwrap();
+    let holder = PodRequest::of(&holder, Gates::default());
+    // As many as there may be; a pod has something of the first.
+    let generations: Vec<u64> = (0..RESOURCES_MAX).map(|n| come(&mut manager, &name(n)).0).collect();
+    take(&mut manager, &holder, NONE, &[]).unwrap();
+    answer(&mut manager, &holder, &[]);
+    assert!(!manager.plugins().has_place(R) && manager.plugins().has_place(&name(7)));
+    // Within its grace a plugin keeps its place.
+    for (gone, at) in [(0, start), (2, start), (1, start + Duration::from_secs(1))] {
+        manager.disconnect(&name(gone), generations[gone], at);
+    }
+    manager.forget(start + STOP_GRACE);
+    assert!(!manager.plugins().has_place(R));
+    manager.forget(over(start));
+    manager.forget(over(start + Duration::from_secs(1)));
+    let told = |manager: &DeviceManager, n: usize| manager.plugins().told(&name(n)).map(Devices::len);
+    assert_eq!([0, 1, 2].map(|n| told(&manager, n)), [Some(1), Some(0), Some(0)], "its pod's status says it still");
+    assert_eq!(manager.capacity().capacity[&name(2)], 0, "the node shows it");
+    // The one that has gone longest and is nobody's gives its place, then the next; what a pod has stays known.
+    assert_eq!(come(&mut manager, "example.com/new0").1, [name(2)]);
+    assert_eq!(come(&mut manager, "example.com/new1").1, [name(1)]);
+    assert!(come(&mut manager, "example.com/new2").1.is_empty());
+    assert_eq!([0, 1, 2].map(|n| told(&manager, n)), [Some(1), None, None]);
+    assert!(!manager.plugins().has_place(R) && manager.capacity().capacity.len() == RESOURCES_MAX + 1);
+    // Once its pod has ended it goes as well, and however many come and go after that, new ones find a place.
+    manager.take_back("u");
+    let (mut at, mut last) = (start, "example.com/new2".to_owned());
+    for n in 0..3 * RESOURCES_MAX {
+        at += Duration::from_secs(1000);
+        let generation = manager.plugins().last(&last).unwrap();
+        manager.disconnect(&last, generation, at);
+        manager.forget(over(at));
+        last = format!("example.com/then{n}");
+        come(&mut manager, &last);
+        assert_eq!(manager.capacity().capacity.len(), RESOURCES_MAX);
+    }
 }
 
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use tonic::Code;
 /// How a try to bring a plugin back failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// There are as many resources as are taken in one life.
+    /// There are as many resources as are taken.
     NoPlace,
     /// No connection.
     Unreached(ErrorKind),

@@ -31,7 +31,7 @@ use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::ResourceStatus;
 use kubelet_container_manager::checkpoint::devices as file;
 use kubelet_container_manager::devices::manager::{Call, pre_start_failed, stopped};
-use kubelet_container_manager::devices::plugins::{Device, Devices as Told};
+use kubelet_container_manager::devices::plugins::{Device, Devices as Told, RESOURCES_MAX};
 use kubelet_container_manager::devices::{Admission, Capacity, DeviceManager, PluginOptions, Question};
 use kubelet_container_manager::request::{ContainerRequest, Gates, PodRequest};
 use kubelet_container_manager::topology::{HintProvider, Refusal};
@@ -56,8 +56,6 @@ use metrics::DeviceMetrics;
 
 /// A pod waits so long for a plugin that is coming back.
 const COMING_BACK: Duration = Duration::from_secs(30);
-/// Resources of one node; those that have gone count.
-const RESOURCES_MAX: usize = 128;
 /// What the node shows of plugins' resources changes no more often.
 const SHOWN_EVERY: Duration = Duration::from_secs(5);
 /// Plugins of an earlier start usually are back by then.
@@ -502,7 +500,7 @@ impl Devices {
     /// A plugin asks to be registered (upstream `Register`).
     async fn registration(&self, version: &str, endpoint: &str, resource: &str) -> Result<(), String> {
         tracing::info!(resource, "Got registration request from device plugin with resource");
-        self.metrics.registered(resource);
+        self.metrics.registered(resource, |name| self.is_registered(name));
         if version != VERSION {
             return Err(format!(
                 "requested API version {version:?} is not supported by kubelet. Supported version is [{VERSION:?}]"
@@ -534,8 +532,8 @@ impl Devices {
     ) -> Result<(DevicePlugin, DevicePluginOptions), Missed> {
         {
             let manager = lock(&self.manager);
-            if manager.plugins().len() >= RESOURCES_MAX && !manager.plugins().contains(resource) {
-                let why = format!("{RESOURCES_MAX} resources of device plugins are known, no more are taken");
+            if !manager.plugins().has_place(resource) {
+                let why = format!("{RESOURCES_MAX} resources of device plugins are there, no more are taken");
                 return Err(Missed { why, failure: Failure::NoPlace });
             }
         }
@@ -565,7 +563,11 @@ impl Devices {
         let DevicePluginOptions { pre_start_required, get_preferred_allocation_available } = options;
         let options =
             PluginOptions { pre_start: pre_start_required, preferred_allocation: get_preferred_allocation_available };
-        let generation = lock(&self.manager).connect(resource, options);
+        let (generation, dropped) = {
+            let mut manager = lock(&self.manager);
+            let dropped = manager.make_room(resource);
+            (manager.connect(resource, options), dropped)
+        };
         let connected = Connected {
             generation,
             plugin: plugin.clone(),
@@ -576,7 +578,7 @@ impl Devices {
         if let Some(before) = lock(&self.plugins).insert(resource.to_owned(), connected) {
             before.stop.cancel();
         }
-        self.save_endpoints(resource);
+        self.save_endpoints(resource, &dropped);
         tracing::info!(resource, endpoint, "Device plugin connected");
         self.changed.send_replace(());
         if let Some(me) = self.me.upgrade() {
@@ -651,12 +653,13 @@ impl Devices {
         }
     }
 
-    /// A plugin has come for `newest`.
-    fn save_endpoints(&self, newest: &str) {
+    /// A plugin has come for `newest`, in the place of those that are `dropped`: nobody looks for their plugins any more.
+    fn save_endpoints(&self, newest: &str, dropped: &[String]) {
         let plugins = lock(&self.plugins);
         let connected = plugins.iter().map(|(resource, c)| (resource.as_str(), c.endpoint.as_str(), c.by_socket));
         let mut kept = lock(&self.kept);
         kept.read(&*self.store);
+        kept.of.retain(|resource, _| !dropped.contains(resource));
         kept.of = coming_back::kept(std::mem::take(&mut kept.of), connected, newest);
         self.save_kept(&mut kept);
     }
@@ -698,7 +701,7 @@ impl Devices {
                 Call::Allocate { devices } => {
                     let began = Instant::now();
                     let answer = plugin.allocate(devices).await;
-                    self.metrics.allocated(resource, began.elapsed());
+                    self.metrics.allocated(resource, began.elapsed(), |name| self.is_registered(name));
                     let response = answer.map_err(|status| words(&status))?;
                     let response = response.ok_or("no containers return in allocation response &AllocateResponse{}")?;
                     lock(&self.manager).allocated(uid, &question, prost::Message::encode_to_vec(&response));
@@ -722,6 +725,10 @@ impl Devices {
 
     fn request(&self, pod: &Pod) -> PodRequest {
         PodRequest::of(pod, self.gates)
+    }
+
+    fn is_registered(&self, resource: &str) -> bool {
+        lock(&self.manager).plugins().is_registered(resource)
     }
 
     /// No plugin ever came: nothing is looked at.

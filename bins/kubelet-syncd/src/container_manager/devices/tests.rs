@@ -269,6 +269,17 @@ async fn a_state_that_cannot_be_read_hides_no_plugin() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn nobody_looks_for_a_plugin_whose_resource_made_room() {
+    let kept = kept(&[(R, "/r.sock"), ("x/other", "/o.sock")]);
+    let devices = started_with(true, &kept);
+    devices.look(std::time::Instant::now() + STOP_GRACE + Duration::from_secs(1));
+    assert!(!devices.is_over(R, "/r.sock", None));
+    devices.save_endpoints("x/new", &[R.to_owned()]);
+    assert_eq!(kept.load().unwrap(), BTreeMap::from([("x/other".to_owned(), "/o.sock".to_owned())]));
+    assert!(devices.is_over(R, "/r.sock", None));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_plugin_is_back_when_it_has_told_its_devices() {
     let devices = started(true);
     let told = |generation| {
