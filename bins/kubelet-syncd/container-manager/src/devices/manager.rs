@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::DerefMut;
 use std::time::Instant;
 
+use bulkhead_types::Quantity;
 use k8s_openapi::api::core::v1::{ResourceHealth, ResourceStatus};
 
 use super::grants::{self, Grants};
@@ -43,6 +44,15 @@ pub fn pre_start_failed(why: &str) -> String {
 pub enum Call {
     GetPreferredAllocation { available: Vec<String>, must_include: Vec<String>, size: usize },
     Allocate { devices: Vec<String> },
+}
+
+/// What a container wants of one resource.
+struct Wanted<'a> {
+    uid: &'a str,
+    container: &'a str,
+    resource: &'a str,
+    /// Number of devices.
+    required: usize,
 }
 
 /// See the module.
@@ -123,8 +133,7 @@ impl DeviceManager {
 
     fn requests<'a>(&'a self, container: &'a ContainerRequest) -> impl Iterator<Item = (&'a String, usize)> {
         let ours = container.limits.iter().filter(|(resource, _)| self.is_ours(resource));
-        ours.map(|(resource, amount)| (resource, usize::try_from(amount.value()).unwrap_or(0)))
-            .filter(|(_, number)| *number > 0)
+        ours.map(|(resource, amount)| (resource, number(*amount))).filter(|(_, number)| *number > 0)
     }
 
     /// The container has what it asks for, or runs without our knowing of it: nothing is taken from a pod that runs, whether or not
@@ -148,15 +157,18 @@ impl DeviceManager {
     /// What the node has of the resources of plugins that a pod asks for, as far as it is judged by that: devices that have been given
     /// count, whether or not their plugin is there (upstream `sanitizeNodeAllocatable`).
     pub fn allocatable_for(&self, pod: &PodRequest) -> BTreeMap<String, u64> {
-        let mut all = BTreeMap::new();
-        for resource in pod.containers.iter().flat_map(|c| c.limits.keys()).filter(|resource| self.is_ours(resource)) {
-            let here: usize =
-                pod.containers.iter().flat_map(|c| self.requests(c)).filter(|r| r.0 == resource).map(|r| r.1).sum();
+        let mut asked: BTreeMap<&String, usize> = BTreeMap::new();
+        for (resource, amount) in pod.containers.iter().flat_map(|container| &container.limits) {
+            let sum = asked.entry(resource).or_default();
+            *sum = sum.saturating_add(number(*amount));
+        }
+        let ours = asked.into_iter().filter(|(resource, _)| self.is_ours(resource));
+        ours.map(|(resource, here)| {
             let healthy = self.plugins.healthy(resource).map_or(0, BTreeSet::len);
             let given = self.held.in_use(resource, None).len();
-            all.insert(resource.clone(), healthy.max(given + here) as u64);
-        }
-        all
+            (resource.clone(), healthy.max(given.saturating_add(here)) as u64)
+        })
+        .collect()
     }
 
     /// `but`: see [`Held::in_use`].
@@ -176,13 +188,12 @@ impl DeviceManager {
     /// Takes devices for a container; what it has already stays.
     fn choose(
         &mut self,
-        uid: &str,
-        container: &str,
-        (resource, required): (&str, usize),
+        wanted: &Wanted<'_>,
         reusable: BTreeSet<String>,
         affinity: Option<NumaMask>,
         running: &BTreeSet<String>,
     ) -> Result<(), String> {
+        let Wanted { uid, container, resource, required } = *wanted;
         let has = self.held.of(uid, container, resource).filter(|allocated| allocated.response.is_some());
         let had: BTreeSet<String> = has.map(|allocated| allocated.devices.clone()).unwrap_or_default();
         if has.is_some() && had.len() != required {
@@ -413,6 +424,11 @@ impl DeviceManager {
     }
 }
 
+/// Devices that a limit comes to.
+fn number(limit: Quantity) -> usize {
+    usize::try_from(limit.value()).unwrap_or(0)
+}
+
 /// What containers leave to those after them, once one more has its devices: an init container ends before the next one starts, the
 /// others keep what they have.
 fn leave(reusable: &mut BTreeSet<String>, kind: Kind, has: BTreeSet<String>) {
@@ -480,7 +496,8 @@ impl<'a, M: DerefMut<Target = DeviceManager>> Admission<'a, M> {
             self.manager.requests(container).map(|(resource, number)| (resource.clone(), number)).collect();
         for (resource, number) in requests {
             let reusable = self.reusable(&resource);
-            self.manager.choose(uid, &container.name, (&resource, number), reusable, affinity, &running)?;
+            let wanted = Wanted { uid, container: &container.name, resource: &resource, required: number };
+            self.manager.choose(&wanted, reusable, affinity, &running)?;
             let taken = self.manager.held.of(uid, &container.name, &resource).map(|held| held.devices.clone());
             leave(self.reusable.entry(resource).or_default(), container.kind, taken.unwrap_or_default());
         }
@@ -528,9 +545,9 @@ fn at_a_time(
         for (resource, number) in requests(container) {
             let (standing, most) = all.entry(resource).or_default();
             if container.kind == Kind::Init {
-                *most = (*most).max(*standing + number);
+                *most = (*most).max(standing.saturating_add(number));
             } else {
-                *standing += number;
+                *standing = standing.saturating_add(number);
                 *most = (*most).max(*standing);
             }
         }

@@ -388,6 +388,21 @@ fn resources_that_have_gone_make_room_for_new_ones() {
     }
 }
 
+#[test]
+fn what_the_node_has_for_a_pod_of_very_many_containers() {
+    let (mut manager, _) = started(&[("a", true, &[]), ("b", true, &[])], false);
+    let small = pod("u", &[("i", 1)], &[("x", 1)]);
+    take(&mut manager, &small, NONE, &[]).unwrap();
+    answer(&mut manager, &small, &[]);
+    let names: Vec<String> = (0..20_000).map(|n| format!("c{n}")).collect();
+    let asks: Vec<(&str, u32)> = names.iter().map(|name| (name.as_str(), 3)).collect();
+    let began = Instant::now();
+    let given = manager.allocatable_for(&pod("v", &[], &asks));
+    assert_eq!(given, BTreeMap::from([(R.to_owned(), 60_001)]));
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert_eq!(manager.allocatable_for(&pod("w", &[], &[("x", 0)])), BTreeMap::from([(R.to_owned(), 2)]));
+}
+
 #[derive(Debug)]
 enum Does {
     Come,
