@@ -154,6 +154,11 @@ impl ContainerManager {
         self.others.iter().for_each(|manager| manager.take_back(uid));
     }
 
+    /// Nothing of the pod is left: what the managers of other things remember of it goes.
+    pub fn forget(&self, uid: &PodUid) {
+        self.others.iter().for_each(|manager| manager.forget(uid));
+    }
+
     /// Takes back what containers have of which `is_active` (pod uid, container name) says no. Not before every source of pods has
     /// delivered.
     pub fn remove_stale(&self, is_active: &dyn Fn(&str, &str) -> bool) {

@@ -41,6 +41,9 @@ pub trait ResourceManager: std::fmt::Debug + Send + Sync {
     /// The pod was refused after it had been given something, and never ran.
     fn take_back(&self, _uid: &PodUid) {}
 
+    /// Nothing of the pod is left: what is remembered of it goes. It may never have been admitted.
+    fn forget(&self, _uid: &PodUid) {}
+
     /// Every source of pods has delivered. What containers have of which `is_active` (pod uid, container name) says no is taken back.
     fn remove_stale(&self, _is_active: &dyn Fn(&str, &str) -> bool) {}
 

@@ -97,7 +97,7 @@ impl NodeContext {
         self.pods.forget(uid);
         self.objects.unregister_pod(uid);
         self.allocations.forget(uid);
-        self.claims.forget(uid);
+        self.container_manager.forget(uid);
         self.prober.forget(uid);
         self.hub.remove(uid);
     }

@@ -347,7 +347,7 @@ impl Devices {
             match next {
                 Next::Again => {}
                 Next::End => return,
-                Next::Forget => return self.forget(resource),
+                Next::Forget => return self.forget_endpoint(resource),
             }
             tokio::time::sleep(pause).await;
             (pause, patience) = (PAUSE_MAX.min(pause * 2), Duration::ZERO);
@@ -380,7 +380,7 @@ impl Devices {
     }
 
     /// The next start does not look for the resource's plugin.
-    fn forget(&self, resource: &str) {
+    fn forget_endpoint(&self, resource: &str) {
         let mut kept = lock(&self.kept);
         if kept.of.remove(resource).is_some() {
             self.save_kept(&mut kept);
@@ -833,6 +833,10 @@ impl ResourceManager for Devices {
         if lock(&self.manager).take_back(uid.as_str()) {
             self.dirty.notify_one();
         }
+    }
+
+    fn forget(&self, uid: &PodUid) {
+        lock(&self.deadlines).remove(uid.as_str());
     }
 
     fn remove_stale(&self, is_active: &dyn Fn(&str, &str) -> bool) {

@@ -141,6 +141,11 @@ async fn a_wait_has_an_end() {
     assert!(devices.until_decidable(&super::tests::pod("v")).is_some());
     devices.take_back(&PodUid::parse("u").unwrap());
     assert!(devices.until_decidable(&pod).is_some());
+    // One that went another way while it waited leaves nothing.
+    for uid in ["u", "v"] {
+        devices.forget(&PodUid::parse(uid).unwrap());
+    }
+    assert!(lock(&devices.deadlines).is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -205,7 +210,7 @@ async fn a_state_that_cannot_be_read_for_a_moment_ends_no_search() {
     kept.save(&BTreeMap::new()).unwrap();
     assert!(!devices.is_over(R, "/r.sock", None));
     // And what is written next is whole.
-    devices.forget(R);
+    devices.forget_endpoint(R);
     assert_eq!(kept.load().unwrap(), BTreeMap::from([("x/other".to_owned(), "/o.sock".to_owned())]));
 }
 

@@ -454,11 +454,6 @@ impl DraManager {
         });
     }
 
-    /// Nothing of the pod is left.
-    pub fn forget(&self, uid: &PodUid) {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(uid.as_str());
-    }
-
     /// A driver can be asked again: who waited for one is looked at.
     pub(super) fn driver_is_back(&self) {
         let waiting: Vec<String> =
@@ -534,6 +529,10 @@ impl ResourceManager for DraManager {
             let devices = devices.into_iter().map(device).collect();
             holds.claims.push(told::Claim { namespace: key.namespace, name: key.name, devices });
         }
+    }
+
+    fn forget(&self, uid: &PodUid) {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(uid.as_str());
     }
 
     fn prepare_dynamic_resources<'a>(&'a self, pod: &'a Pod) -> BoxFuture<'a, Result<(), String>> {
