@@ -28,7 +28,7 @@ pub struct StateDir {
     dir: File,
 }
 
-/// Larger state files are refused: nothing that we write comes near, so it is damage.
+/// A larger state file is neither read whole nor written: nothing that we keep is to come near, so it is damage.
 const MAX_FILE_BYTES: u64 = 64 * 1024 * 1024;
 
 impl StateDir {
@@ -61,8 +61,15 @@ impl StateDir {
 
     /// Replaces the file: temporary file, fsync, rename, fsync of the folder. After a crash the old or the new content
     /// is there, never a mixture. A failure leaves the one before, but for that of the last step, after which it may be either.
+    ///
+    /// # Errors
+    /// Of the disk; or the content is larger than what is read again (64 MiB), and the next start would find it cut off.
     pub fn write(&self, name: &str, content: &[u8]) -> Result<(), StateError> {
         let failed = |source| StateError::Write { name: name.to_owned(), source };
+        if u64::try_from(content.len()).is_ok_and(|bytes| bytes > MAX_FILE_BYTES) {
+            let problem = format!("it would have {} bytes, of which {MAX_FILE_BYTES} are read again", content.len());
+            return Err(failed(std::io::Error::new(std::io::ErrorKind::FileTooLarge, problem)));
+        }
         let temporary = format!(".{name}.tmp");
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file =
@@ -108,6 +115,18 @@ mod tests {
         assert_eq!(state.read("a.json")?, None);
         drop(state);
         StateDir::lock(open()?)?;
+        Ok(())
+    }
+
+    #[test]
+    fn what_would_be_read_cut_off_is_not_written() -> Result<(), Box<dyn std::error::Error>> {
+        let temp = tempfile::tempdir()?;
+        let state = StateDir::lock(File::open(temp.path())?.into())?;
+        state.write("a.json", b"one")?;
+        let large = vec![0; usize::try_from(MAX_FILE_BYTES)? + 1];
+        let Err(StateError::Write { source, .. }) = state.write("a.json", &large) else { panic!("it was written") };
+        assert_eq!(source.to_string(), "it would have 67108865 bytes, of which 67108864 are read again");
+        assert_eq!(state.read("a.json")?.as_deref(), Some(&b"one"[..]));
         Ok(())
     }
 }
