@@ -77,15 +77,17 @@ fn intent(image: &str) -> Option<Vec<u8>> {
 
 /// A record; None: it has no place in a file.
 fn pulled(id: &str, record: &Record) -> Option<Vec<u8>> {
-    let credentials = |access: &Access| CredentialsFile {
-        kubernetes_secrets: access.kubernetes_secrets.iter().cloned().map(SecretFile::from).collect(),
-        kubernetes_service_accounts: access
-            .kubernetes_service_accounts
-            .iter()
-            .cloned()
-            .map(AccountFile::from)
-            .collect(),
-        node_pods_accessible: access.node_pods_accessible,
+    // Sorted, as upstream's are.
+    let credentials = |access: &Access| {
+        let mut secrets = access.kubernetes_secrets.clone();
+        secrets.sort();
+        let mut accounts = access.kubernetes_service_accounts.clone();
+        accounts.sort();
+        CredentialsFile {
+            kubernetes_secrets: secrets.into_iter().map(SecretFile::from).collect(),
+            kubernetes_service_accounts: accounts.into_iter().map(AccountFile::from).collect(),
+            node_pods_accessible: access.node_pods_accessible,
+        }
     };
     let mapping = record.credential_mapping.iter();
     encode(&PulledFile {
@@ -139,6 +141,7 @@ fn said(id: &FileId, content: &[u8]) -> Option<Said> {
             };
             let record = Record {
                 last_updated_time: file.last_updated_time.unwrap_or(Timestamp::UNIX_EPOCH),
+                last_pulled_time: Timestamp::UNIX_EPOCH,
                 credential_mapping: file
                     .credential_mapping
                     .into_iter()
@@ -301,7 +304,7 @@ pub fn changes(there: &BTreeMap<FileId, Option<Checksum>>, wanted: &Files, leave
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pull_records::{Policy, PullDecision};
+    use crate::pull_records::{Policy, PullDecision, Source};
 
     /// As upstream's kubelet 1.36 writes it.
     const PULLED: &str = "{\"kind\":\"ImagePulledRecord\",\"apiVersion\":\"kubelet.config.k8s.io/v1beta1\",\
@@ -332,6 +335,28 @@ mod tests {
         assert_eq!(said(&FileId::pulling("a:1"), begun.as_bytes()), Some(Said::Pulling("a:1".into())));
         let older = PULLED.replace("v1beta1", "v1alpha1");
         assert_eq!(said(&id, older.as_bytes()), Some(Said::Pulled(image, record)));
+    }
+
+    #[test]
+    fn a_file_says_who_may_use_an_image_and_nothing_of_further_pulls() {
+        let secret = |name: &str| {
+            Source::Secret(Secret {
+                owner: Owner { namespace: "ns".into(), name: name.into(), uid: "u".into() },
+                hash: "h".into(),
+            })
+        };
+        let mut records = PullRecords::default();
+        let mut files_after = |name: &str, second: i64| {
+            let at = Timestamp::from_second(second).unwrap();
+            records.ended(IMAGE, Some(("sha256:a", Some(&secret(name)))), at);
+            records.files()
+        };
+        files_after("b", 1);
+        let both = files_after("a", 2);
+        let file: PulledFile = serde_json::from_slice(both.values().next().unwrap().as_ref().unwrap()).unwrap();
+        let names: Vec<_> = file.credential_mapping["r.test/app"].kubernetes_secrets.iter().map(|s| &s.name).collect();
+        assert_eq!(names, ["a", "b"], "upstream sorts them");
+        assert_eq!(files_after("b", 3), both, "upstream writes a record when it says something new");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::file_id::FileId;
+use super::file_id::{FileId, Folder};
 use kubelet_model::pod::image_reference::ImageName;
 
 /// More images than a node keeps; the oldest records go first, and their images are asked for anew. So many pulls that ended
@@ -15,6 +15,13 @@ use kubelet_model::pod::image_reference::ImageName;
 const MAX_RECORDS: usize = 10_000;
 /// Secrets that were only seen to fit are noted up to so many for one image (upstream writeRecordWhileMatchingLimit).
 const MAX_NOTED_WHILE_LOOKING: usize = 100;
+/// Secrets, and as many service accounts, that are noted for one name of an image: the newest. Who is not noted any more has to pull
+/// again.
+const MAX_NOTED: usize = 500;
+/// Names, secrets and service accounts of one image. Beyond it the image is noted under its newest name alone.
+const MAX_ENTRIES_OF_IMAGE: usize = 2_000;
+/// The same of all images: some 10 MB on the disk, far from what a state file may have. Beyond it the oldest records are nobody's.
+const MAX_ENTRIES: usize = 20_000;
 
 /// `imagePullCredentialsVerificationPolicy`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,23 +107,75 @@ pub struct Secret {
 pub(crate) struct Access {
     /// The node's own credentials opened it, or none were needed.
     pub node_pods_accessible: bool,
+    /// In the order in which they were noted last.
     pub kubernetes_secrets: Vec<Secret>,
+    /// In the same order.
     pub kubernetes_service_accounts: Vec<Owner>,
+}
+
+impl Access {
+    /// Adds what is new, and forgets the oldest where there is too much. Answers whether there was something new.
+    fn add(&mut self, new: Access) -> bool {
+        if self.node_pods_accessible {
+            return false;
+        }
+        if new.node_pods_accessible {
+            *self = new;
+            return true;
+        }
+        let mut changed = false;
+        for secret in new.kubernetes_secrets {
+            changed |= !self.kubernetes_secrets.contains(&secret);
+            self.kubernetes_secrets.retain(|other| other.owner != secret.owner);
+            self.kubernetes_secrets.push(secret);
+        }
+        for owner in new.kubernetes_service_accounts {
+            changed |= !self.kubernetes_service_accounts.contains(&owner);
+            self.kubernetes_service_accounts.retain(|other| *other != owner);
+            self.kubernetes_service_accounts.push(owner);
+        }
+        keep_newest(&mut self.kubernetes_secrets);
+        keep_newest(&mut self.kubernetes_service_accounts);
+        changed
+    }
+}
+
+fn keep_newest<T>(noted: &mut Vec<T>) {
+    noted.drain(..noted.len().saturating_sub(MAX_NOTED));
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Record {
+    /// When it last became known who may use the image.
     pub last_updated_time: Timestamp,
+    /// When it was pulled last, though that said nothing new. Not in upstream's files, which stay as they are then.
+    #[serde(default)]
+    pub last_pulled_time: Timestamp,
     /// By name without tag.
     pub credential_mapping: BTreeMap<String, Access>,
+}
+
+impl Record {
+    /// Of an image that was pulled with nobody knows whose credentials.
+    fn nobodys(now: Timestamp) -> Self {
+        Record { last_updated_time: now, last_pulled_time: Timestamp::UNIX_EPOCH, credential_mapping: BTreeMap::new() }
+    }
+
+    fn last_noted(&self) -> Timestamp {
+        self.last_updated_time.max(self.last_pulled_time)
+    }
+
+    fn entries(&self) -> usize {
+        let of = |access: &Access| 1 + access.kubernetes_secrets.len() + access.kubernetes_service_accounts.len();
+        self.credential_mapping.values().map(of).sum()
+    }
 }
 
 /// An image of which it is not understood whose credentials opened it is nobody's, and not one that was there before us.
 fn pulled_by_us<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, Record>, D::Error> {
     let all = BTreeMap::<String, serde_json::Value>::deserialize(deserializer)?;
-    let nobodys = || Record { last_updated_time: Timestamp::UNIX_EPOCH, credential_mapping: BTreeMap::new() };
-    let record = |value| serde_json::from_value(value).unwrap_or_else(|_| nobodys());
+    let record = |value| serde_json::from_value(value).unwrap_or_else(|_| Record::nobodys(Timestamp::UNIX_EPOCH));
     Ok(all.into_iter().map(|(id, value)| (id, record(value))).collect())
 }
 
@@ -185,13 +244,14 @@ impl PullRecords {
             self.note(id, name, new, now);
             // A list of images that was asked for before is no reason to forget it, though it adds nothing to the record.
             if let Some(record) = self.pulled.get_mut(id) {
-                record.last_updated_time = now;
+                record.last_pulled_time = now;
             }
         }
         let left = self.running.get(image).copied().unwrap_or(0).saturating_sub(1);
         if left == 0 {
             self.running.remove(image);
             self.pulling.remove(image);
+            self.written.remove(&FileId::pulling(image));
         } else {
             self.running.insert(image.to_owned(), left);
         }
@@ -212,7 +272,7 @@ impl PullRecords {
     /// may come yet; [`PullRecords::prune`] alone takes records away (upstream `pullmanager/image_pull_manager.go`, initialize).
     /// Each image: its id and all of its names.
     pub fn take_stock<'a>(&mut self, images: impl Iterator<Item = (&'a str, Vec<&'a str>)>, now: Timestamp) {
-        let nobodys = || Record { last_updated_time: now, credential_mapping: BTreeMap::new() };
+        let nobodys = || Record::nobodys(now);
         let doubtful = std::mem::take(&mut self.doubtful);
         let is_doubtful = |file: FileId| doubtful.contains(&file);
         for (id, names) in images {
@@ -225,6 +285,7 @@ impl PullRecords {
                 if self.running.contains_key(name) || without_tag(name).is_none() || !self.pulling.remove(name) {
                     continue;
                 }
+                self.written.remove(&FileId::pulling(name));
                 self.pulled.entry(id.to_owned()).or_insert_with(nobodys);
             }
         }
@@ -238,7 +299,14 @@ impl PullRecords {
     /// for (upstream PruneUnknownRecords). True: there were some.
     pub fn prune(&mut self, is_there: impl Fn(&str) -> bool, until: Timestamp) -> bool {
         let before = self.pulled.len();
-        self.pulled.retain(|id, record| is_there(id) || record.last_updated_time >= until);
+        let written = &mut self.written;
+        self.pulled.retain(|id, record| {
+            let stays = is_there(id) || record.last_noted() >= until;
+            if !stays {
+                written.remove(&FileId::pulled(id));
+            }
+            stays
+        });
         self.pulled.len() != before
     }
 
@@ -309,28 +377,11 @@ impl PullRecords {
     /// Adds who may use an image. Answers whether that is news.
     fn note(&mut self, id: &str, name: &str, new: Access, now: Timestamp) -> bool {
         let record = self.pulled.entry(id.to_owned());
-        let record = record.or_insert_with(|| Record {
-            last_updated_time: Timestamp::UNIX_EPOCH,
-            credential_mapping: BTreeMap::new(),
-        });
-        let known = record.credential_mapping.entry(name.to_owned()).or_default();
-        let before = known.clone();
-        if new.node_pods_accessible {
-            *known = new;
-        } else if !known.node_pods_accessible {
-            for secret in new.kubernetes_secrets {
-                known.kubernetes_secrets.retain(|other| other.owner != secret.owner);
-                known.kubernetes_secrets.push(secret);
-                known.kubernetes_secrets.sort();
-            }
-            for owner in new.kubernetes_service_accounts {
-                if !known.kubernetes_service_accounts.contains(&owner) {
-                    known.kubernetes_service_accounts.push(owner);
-                    known.kubernetes_service_accounts.sort();
-                }
-            }
+        let record = record.or_insert_with(|| Record::nobodys(Timestamp::UNIX_EPOCH));
+        let changed = record.credential_mapping.entry(name.to_owned()).or_default().add(new);
+        if record.entries() > MAX_ENTRIES_OF_IMAGE {
+            record.credential_mapping.retain(|known, _| known == name);
         }
-        let changed = *known != before || record.last_updated_time == Timestamp::UNIX_EPOCH;
         if changed {
             record.last_updated_time = now;
         }
@@ -338,16 +389,43 @@ impl PullRecords {
         changed
     }
 
-    /// The oldest go, where there are too many.
+    /// The oldest go, where there are too many, and the oldest are nobody's, where too much is noted in them.
     pub(crate) fn bound(&mut self) {
         while self.pulled.len() > MAX_RECORDS {
-            let oldest =
-                self.pulled.iter().min_by_key(|(_, record)| record.last_updated_time).map(|(id, _)| id.clone());
+            let oldest = self.pulled.iter().min_by_key(|(_, record)| record.last_noted()).map(|(id, _)| id.clone());
             match oldest {
                 Some(oldest) => self.pulled.remove(&oldest),
                 None => break,
             };
         }
+        let mut entries: usize = self.pulled.values().map(Record::entries).sum();
+        if entries > MAX_ENTRIES {
+            let mut records: Vec<&mut Record> = self.pulled.values_mut().collect();
+            records.sort_by_key(|record| record.last_noted());
+            for record in records {
+                if entries <= MAX_ENTRIES {
+                    break;
+                }
+                entries -= record.entries();
+                record.credential_mapping.clear();
+            }
+        }
+    }
+
+    /// Files stand there. Answers whether that has to be kept at once: of a pull that has begun its end, which is kept, is soon
+    /// enough.
+    pub fn files_stand(&mut self, files: &BTreeSet<FileId>) -> bool {
+        let new: BTreeSet<FileId> = files.difference(&self.written).cloned().collect();
+        let at_once = new.iter().any(|id| id.folder == Folder::Pulled);
+        self.written.extend(new);
+        at_once
+    }
+
+    /// Files may be gone from here on. Answers whether one of them was noted to stand there.
+    pub fn files_go(&mut self, files: &BTreeSet<FileId>) -> bool {
+        let before = self.written.len();
+        self.written.retain(|id| !files.contains(id));
+        self.written.len() != before
     }
 }
 
@@ -532,17 +610,107 @@ mod tests {
     #[test]
     fn what_is_kept_is_bounded_and_read_again() {
         let mut records = PullRecords::default();
-        for i in 0..=MAX_RECORDS {
+        for i in 0..MAX_RECORDS {
             let at = Timestamp::from_second(i64::try_from(i).unwrap() + 1).unwrap();
-            records.ended(IMAGE, Some((&format!("sha256:{i}"), None)), at);
+            records.pulled.insert(format!("sha256:{i}"), Record::nobodys(at));
         }
+        // Pulled again, it is not the oldest any more.
+        records.ended(IMAGE, Some(("sha256:0", None)), now());
+        records.ended(IMAGE, Some((ID, None)), now());
         assert_eq!(records.pulled.len(), MAX_RECORDS);
-        assert!(!records.pulled.contains_key("sha256:0"));
+        assert!(records.pulled.contains_key("sha256:0") && !records.pulled.contains_key("sha256:1"));
         let records = pulled(Some(secret("a", "h1")));
         let kept = serde_json::to_string(&records).unwrap();
         assert!(
             kept.contains(r#""kubernetesSecrets":[{"namespace":"ns","name":"a","uid":"uid-a","credentialHash":"h1"}]"#)
         );
         assert_eq!(serde_json::from_str::<PullRecords>(&kept).unwrap(), records);
+    }
+
+    #[test]
+    fn whose_credentials_are_noted_is_bounded() {
+        let policy = Policy::NeverVerifyPreloadedImages;
+        let source = |i: usize, hash: &str| match i % 2 {
+            0 => secret(&format!("s{i}"), hash),
+            _ => Source::ServiceAccount(owner(&format!("a{i}"))),
+        };
+        let mut records = PullRecords::default();
+        for i in 0..2 * MAX_NOTED {
+            records.ended(IMAGE, Some((ID, Some(&source(i, &format!("h{i}"))))), now());
+        }
+        let look = |i: usize, records: &mut PullRecords| {
+            records.look(&policy, IMAGE, ID, Some(&[source(i, &format!("h{i}"))]), now())
+        };
+        for i in [0, 1, 2 * MAX_NOTED - 1] {
+            assert_eq!(look(i, &mut records), PullDecision::Known { changed: false }, "{i}");
+        }
+        // Who pulls again is the newest.
+        for i in [0, 1, 2 * MAX_NOTED, 2 * MAX_NOTED + 1] {
+            records.ended(IMAGE, Some((ID, Some(&source(i, &format!("h{i}"))))), now());
+        }
+        for (i, decision) in [
+            (0, PullDecision::Known { changed: false }),
+            (1, PullDecision::Known { changed: false }),
+            (2, PullDecision::MustPull),
+            (3, PullDecision::MustPull),
+            (2 * MAX_NOTED, PullDecision::Known { changed: false }),
+        ] {
+            assert_eq!(look(i, &mut records), decision, "{i}");
+        }
+        // Under many names.
+        for i in 0..=MAX_ENTRIES_OF_IMAGE {
+            records.ended(&format!("r.test/{i}"), Some((ID, None)), now());
+            assert!(records.pulled[ID].entries() <= MAX_ENTRIES_OF_IMAGE);
+        }
+        assert_eq!(look(0, &mut records), PullDecision::MustPull);
+        let newest = format!("r.test/{MAX_ENTRIES_OF_IMAGE}:2");
+        assert_eq!(records.look(&policy, &newest, ID, None, now()), PullDecision::Known { changed: false });
+    }
+
+    /// With names as long as they may be: a state file of 64 MiB or more is not written.
+    #[test]
+    fn all_that_is_noted_has_its_place_on_the_disk() {
+        let long = |i: usize| Owner {
+            namespace: "n".repeat(63),
+            name: format!("{i:0>253}"),
+            uid: "45bbbc9d-d0f2-4f05-b523-456180a33b77".into(),
+        };
+        let secrets = (0..MAX_NOTED).map(|i| Secret { owner: long(i), hash: "h".repeat(64) }).collect();
+        let access = Access { kubernetes_secrets: secrets, ..Access::default() };
+        let mut records = PullRecords::default();
+        for i in 0..=MAX_ENTRIES / MAX_NOTED {
+            let mut record = Record::nobodys(Timestamp::from_second(i64::try_from(i).unwrap() + 1).unwrap());
+            record.credential_mapping.insert("r.test/team/app".into(), access.clone());
+            records.pulled.insert(format!("sha256:{i}"), record);
+        }
+        records.ended(IMAGE, Some((ID, None)), now());
+        let all: usize = records.pulled.values().map(Record::entries).sum();
+        assert!((MAX_ENTRIES - 2 * MAX_NOTED..=MAX_ENTRIES).contains(&all), "{all}");
+        assert!(serde_json::to_vec(&records).unwrap().len() < 11 << 20);
+        let policy = Policy::NeverVerifyPreloadedImages;
+        let with = [Source::Secret(Secret { owner: long(0), hash: "h".repeat(64) })];
+        assert_eq!(records.look(&policy, IMAGE, "sha256:0", Some(&with), now()), PullDecision::MustPull, "the oldest");
+        let newest = format!("sha256:{}", MAX_ENTRIES / MAX_NOTED);
+        let decision = records.look(&policy, IMAGE, &newest, Some(&with), now());
+        assert_eq!(decision, PullDecision::Known { changed: false });
+    }
+
+    #[test]
+    fn that_a_file_stands_is_noted_as_long_as_its_record_is() {
+        let mut records = PullRecords::default();
+        let (begun, ended) = (BTreeSet::from([FileId::pulling(IMAGE)]), BTreeSet::from([FileId::pulled(ID)]));
+        records.intend(IMAGE);
+        assert!(!records.files_stand(&begun), "the pull's end is kept soon");
+        assert_eq!(records.written, begun);
+        records.ended(IMAGE, Some((ID, None)), now());
+        assert!(!records.files_go(&begun), "it went with the record");
+        assert!(records.files_stand(&ended));
+        assert!(!records.files_stand(&ended), "it is noted");
+        assert!(records.prune(|_| false, Timestamp::from_second(1001).unwrap()));
+        assert!(!records.files_go(&ended));
+        records.ended(IMAGE, Some((ID, None)), now());
+        records.files_stand(&ended);
+        assert!(records.files_go(&ended), "its record is too large for a file by now");
+        assert!(records.written.is_empty());
     }
 }
