@@ -162,11 +162,13 @@ impl PrivateState {
 
 impl pull_back_off::BackOffStore for PrivateState {
     fn save(&self, saved: &pull_back_off::Saved) {
-        let written = state_file::encode(PULL_BACK_OFF.version, saved).map_err(|error| error.to_string());
-        let written =
-            written.and_then(|json| self.0.write(PULL_BACK_OFF.name, &json).map_err(|error| error.to_string()));
+        let written = state_file::encode(PULL_BACK_OFF.version, saved).map_err(std::io::Error::from);
+        let written = written.and_then(|json| self.0.write(PULL_BACK_OFF.name, &json).map_err(std::io::Error::other));
         if let Err(error) = written {
-            tracing::warn!(error, "back-off of image pulls would not survive a restart");
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "back-off of image pulls would not survive a restart"
+            );
         }
     }
 }

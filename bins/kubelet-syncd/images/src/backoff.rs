@@ -14,7 +14,7 @@ const ENTRIES_MAX: usize = 16_384;
 /// Bytes of a message that outlive a restart.
 const MESSAGE_MAX: usize = 1024;
 
-/// Keeps the back-off over a restart. Called after each failure; must not block long.
+/// Keeps the back-off over a restart. Called after failures, on threads for blocking work, one call at a time.
 pub trait BackOffStore: Send + Sync {
     fn save(&self, saved: &Saved);
 }

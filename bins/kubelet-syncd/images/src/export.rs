@@ -53,7 +53,7 @@ pub struct Export {
 struct There {
     /// No checksum: what stands in it is not known, or whether it is there.
     files: BTreeMap<FileId, Option<Checksum>>,
-    /// Those of them that surely are there.
+    /// Those of them that surely are there, and are to be noted.
     stand: BTreeSet<FileId>,
     /// Another kubelet's that are not understood. They stay, until there is something to write in their place.
     not_understood: BTreeSet<FileId>,
@@ -93,8 +93,12 @@ impl Export {
         let changes = pull_files::changes(&there.files, &images.files(), &there.not_understood);
         // Where a file is noted and missing, its record is forgotten: it is noted after it was written, and not any more before
         // it is removed.
-        there.stand.retain(|id| changes.get(id) != Some(&None));
-        images.files_stand(there.stand.clone())?;
+        let gone: BTreeSet<FileId> =
+            changes.iter().filter(|(_, content)| content.is_none()).map(|(id, _)| id.clone()).collect();
+        there.stand.retain(|id| !gone.contains(id));
+        if !gone.is_empty() {
+            images.files_go(&gone).await?;
+        }
         let changes: Vec<_> = changes.into_iter().collect();
         for some in changes.chunks(FILES_AT_ONCE) {
             there.files.extend(some.iter().map(|(id, _)| (id.clone(), None)));
@@ -110,7 +114,9 @@ impl Export {
                 }
             }
         }
-        Ok(images.files_stand(there.stand.clone())?)
+        images.files_stand(&there.stand).await?;
+        there.stand.clear();
+        Ok(())
     }
 }
 
@@ -127,7 +133,7 @@ async fn read<S: ImageService>(broker: &BrokerClient, images: &ImageManager<S>) 
     let fd = broker.open(Kind::State(State { kind: KIND.into() })).await?;
     let wire = ImagePullRecordFiles::decode(&*memfd::read_sealed(&fd, BYTES_MAX)?)?;
     let files: Files = wire.files.into_iter().filter_map(from_wire).collect();
-    let not_understood = images.take_files(&files)?;
+    let not_understood = images.take_files(&files).await?;
     let files: BTreeMap<_, _> = files.into_iter().map(|(id, content)| (id, content.as_deref().map(checksum))).collect();
     let stand = files.iter().filter(|(_, sum)| sum.is_some()).map(|(id, _)| id.clone()).collect();
     Ok(There { files, stand, not_understood })
@@ -297,7 +303,7 @@ mod tests {
         let machine = Machine::new();
         machine.pull().await;
         let (images, mut export) = machine.start().await;
-        images.prune(|_| false, Timestamp::now());
+        images.prune(|_| false, Timestamp::now()).await;
         machine.is_away.store(true, Ordering::Relaxed);
         assert!(export.write(&images).await.is_err());
         assert_eq!(machine.names(), [FileId::pulled(ID)]);

@@ -12,6 +12,7 @@ mod metrics;
 pub mod pull_files;
 pub mod pull_records;
 pub mod queue;
+mod writes;
 
 pub use file_id::{FileId, Folder};
 pub use manager::{

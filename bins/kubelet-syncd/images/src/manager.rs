@@ -19,6 +19,7 @@ use super::in_use::{ImageHold, ImagesInUse};
 use super::pull_files::Files;
 use super::pull_records::{Policy, PullDecision, PullRecords, Source};
 use super::queue::{Pull, PullQueue, Subject};
+use super::writes::Writes;
 use kubelet_model::events::EventType;
 use kubelet_model::pod::image_reference;
 
@@ -189,9 +190,9 @@ pub trait Credentials: Sync {
 /// Records of pulls could not be kept.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to record image pull intent")]
-pub struct RecordStoreError(#[source] pub std::io::Error);
+pub struct RecordStoreError(#[from] pub std::io::Error);
 
-/// Keeps records of pulls over restarts.
+/// Keeps records of pulls over restarts. Called on threads for blocking work, one call at a time.
 pub trait RecordStore: Send + Sync {
     /// # Errors
     /// The records are as they were before.
@@ -219,9 +220,11 @@ pub struct ImageManager<S> {
     metrics: Option<ImageMetrics>,
     policy: Policy,
     store: Option<Arc<dyn RecordStore>>,
+    record_writes: Writes,
     records_changed: Notify,
     /// With the id of the machine's boot.
     back_off_store: Option<(Arc<dyn BackOffStore>, String)>,
+    back_off_writes: Writes,
     in_use: ImagesInUse,
 }
 
@@ -273,8 +276,10 @@ impl<S: ImageService> ImageManager<S> {
             metrics: None,
             policy: Policy::Off,
             store: None,
+            record_writes: Writes::default(),
             records_changed: Notify::new(),
             back_off_store: None,
+            back_off_writes: Writes::default(),
             in_use,
         }
     }
@@ -334,17 +339,17 @@ impl<S: ImageService> ImageManager<S> {
     }
 
     /// Garbage collection has removed an image: the record of its pulls goes with it. `reason`: "age" or "space".
-    pub fn collected(&self, id: &str, reason: &str) {
+    pub async fn collected(&self, id: &str, reason: &str) {
         if let Some(metrics) = &self.metrics {
             metrics.collected(reason);
         }
-        self.prune(|known| known != id, jiff::Timestamp::now());
+        self.prune(|known| known != id, jiff::Timestamp::now()).await;
     }
 
     /// Records of images that are gone go; `until`: when the list of images was asked for.
-    pub fn prune(&self, is_there: impl Fn(&str) -> bool, until: jiff::Timestamp) {
+    pub async fn prune(&self, is_there: impl Fn(&str) -> bool, until: jiff::Timestamp) {
         let changed = self.state().records.prune(is_there, until);
-        if changed && let Err(error) = self.save_records() {
+        if changed && let Err(error) = self.save_records().await {
             tracing::warn!(error = &error as &dyn std::error::Error, "records of images that are gone are kept");
         }
     }
@@ -429,7 +434,7 @@ impl<S: ImageService> ImageManager<S> {
             verdict = look(Some(&sources));
         }
         if verdict == (PullDecision::Known { changed: true })
-            && let Err(error) = self.save_records()
+            && let Err(error) = self.save_records().await
         {
             tracing::warn!(error = &error as &dyn std::error::Error, "whose credentials fit an image is not kept");
         }
@@ -454,13 +459,14 @@ impl<S: ImageService> ImageManager<S> {
                     let names = image.repo_tags.iter().chain(&image.repo_digests).map(String::as_str).collect();
                     (image.id.as_str(), names)
                 });
-                let mut state = self.state();
-                let before = state.records.clone();
-                state.records.take_stock(images, jiff::Timestamp::now());
-                state.stock_taken = Some(abandoned);
-                let changed = state.records != before;
-                drop(state);
-                if changed && let Err(error) = self.save_records() {
+                let changed = {
+                    let mut state = self.state();
+                    let before = state.records.clone();
+                    state.records.take_stock(images, jiff::Timestamp::now());
+                    state.stock_taken = Some(abandoned);
+                    state.records != before
+                };
+                if changed && let Err(error) = self.save_records().await {
                     tracing::warn!(error = &error as &dyn std::error::Error, "records of image pulls are not kept");
                 }
             }
@@ -477,15 +483,16 @@ impl<S: ImageService> ImageManager<S> {
     ///
     /// # Errors
     /// What was learned is not kept over a restart.
-    pub fn take_files(&self, files: &Files) -> Result<BTreeSet<FileId>, RecordStoreError> {
-        let mut state = self.state();
-        let before = state.records.clone();
-        let not_understood = state.records.take_files(files);
-        let changed = state.records != before;
-        drop(state);
+    pub async fn take_files(&self, files: &Files) -> Result<BTreeSet<FileId>, RecordStoreError> {
+        let (not_understood, changed) = {
+            let mut state = self.state();
+            let before = state.records.clone();
+            (state.records.take_files(files), state.records != before)
+        };
         if changed {
-            self.write_records()?;
+            self.record_writes.changed();
         }
+        self.settle_records().await?;
         Ok(not_understood)
     }
 
@@ -494,18 +501,27 @@ impl<S: ImageService> ImageManager<S> {
         self.state().records.files()
     }
 
-    /// Notes which of upstream's files stand there.
+    /// Notes which of upstream's files stand there. That one does may be noted late: until then its record outlives it.
     ///
     /// # Errors
-    /// It is noted as it was before.
-    pub fn files_stand(&self, files: BTreeSet<FileId>) -> Result<(), RecordStoreError> {
-        let mut state = self.state();
-        if state.records.written == files {
-            return Ok(());
+    /// It is not kept over a restart yet.
+    pub async fn files_stand(&self, files: &BTreeSet<FileId>) -> Result<(), RecordStoreError> {
+        if self.state().records.files_stand(files) {
+            self.record_writes.changed();
         }
-        let before = std::mem::replace(&mut state.records.written, files);
-        drop(state);
-        self.write_records().inspect_err(|_| self.state().records.written = before)
+        self.settle_records().await
+    }
+
+    /// To be waited for before upstream's files are removed: a restart that misses one that it has noted forgets its record.
+    ///
+    /// # Errors
+    /// They are not to be removed yet.
+    pub async fn files_go(&self, files: &BTreeSet<FileId>) -> Result<(), RecordStoreError> {
+        if self.state().records.files_go(files) {
+            self.record_writes.changed();
+        }
+        // Also where nothing is noted any more: what said so may not have been written.
+        self.settle_records().await
     }
 
     /// Waits until records have changed since this was asked last.
@@ -513,17 +529,39 @@ impl<S: ImageService> ImageManager<S> {
         self.records_changed.notified().await;
     }
 
-    fn save_records(&self) -> Result<(), RecordStoreError> {
+    /// After a change of the records: ends when it stands on the disk.
+    async fn save_records(&self) -> Result<(), RecordStoreError> {
+        self.record_writes.changed();
         self.records_changed.notify_one();
-        self.write_records()
+        self.settle_records().await
     }
 
-    fn write_records(&self) -> Result<(), RecordStoreError> {
+    async fn settle_records(&self) -> Result<(), RecordStoreError> {
         let Some(store) = &self.store else { return Ok(()) };
-        let records = self.state().records.clone();
-        store.save(&records)?;
-        self.count_records(&records);
+        let snapshot = || {
+            let (records, store) = (self.state().records.clone(), store.clone());
+            move || store.save(&records)
+        };
+        self.record_writes.settle(snapshot).await?;
+        self.count_records(&self.state().records);
         Ok(())
+    }
+
+    /// After a failed pull.
+    async fn save_back_off(&self) {
+        let Some((store, boot_id)) = &self.back_off_store else { return };
+        let snapshot = || {
+            let saved = self.state().back_off.saved(boot_id, Instant::now(), self.in_use.now());
+            let store = store.clone();
+            move || {
+                store.save(&saved);
+                Ok::<_, std::io::Error>(())
+            }
+        };
+        self.back_off_writes.changed();
+        if let Err(error) = self.back_off_writes.settle(snapshot).await {
+            debug!(%error, "back-off of image pulls would not survive a restart");
+        }
     }
 
     fn count_records(&self, records: &PullRecords) {
@@ -534,12 +572,12 @@ impl<S: ImageService> ImageManager<S> {
     }
 
     /// Notes that a pull begins, before it does.
-    fn intend<'a>(&'a self, image: &'a str) -> Result<Intent<'a, S>, RecordStoreError> {
+    async fn intend<'a>(&'a self, image: &'a str) -> Result<Intent<'a, S>, RecordStoreError> {
         let is_on = self.notes_pulls();
         let intent = Intent { manager: self, image, is_open: is_on };
         if is_on {
             self.state().records.intend(image);
-            self.save_records()?;
+            self.save_records().await?;
         }
         Ok(intent)
     }
@@ -587,17 +625,17 @@ impl<S: ImageService> ImageManager<S> {
             return Err(ImageError { reason: ImageErrorReason::ImagePullBackOff, message, retry_at });
         }
 
-        let intent = self.intend(image).map_err(|error| {
+        let intent = self.intend(image).await.map_err(|error| {
             let message = format!("Failed to record image pull intent for container image {image:?}: {error}");
             ImageError { reason: ImageErrorReason::ErrImagePull, message, retry_at: None }
         })?;
         events.event(EventType::Normal, "Pulling", &format!("Pulling image {image:?}"));
         let started = Instant::now();
         let outcome = self.pull_in_turn(request, spec, found).await;
-        intent.ended(outcome.as_ref().ok().map(|pulled| (pulled.id.as_str(), pulled.source.as_ref())));
+        let waited = started.elapsed();
+        intent.ended(outcome.as_ref().ok().map(|pulled| (pulled.id.as_str(), pulled.source.as_ref()))).await;
         match outcome {
             Ok(pulled) => {
-                let waited = started.elapsed();
                 let bytes = pulled.image.as_ref().map_or(0, |image| image.size);
                 if let Some(metrics) = &self.metrics {
                     metrics.pulled(bytes, waited);
@@ -615,14 +653,12 @@ impl<S: ImageService> ImageManager<S> {
             Err(text) => {
                 events.event(EventType::Warning, "Failed", &format!("Failed to pull image {image:?}: {text}"));
                 let (reason, message) = classify(image, text);
-                let now = Instant::now();
-                let mut state = self.state();
-                state.back_off.failed(key.clone(), format!("{reason}: {message}"), now);
-                let retry_at = state.back_off.until(&key, now);
-                if let Some((store, boot_id)) = &self.back_off_store {
-                    store.save(&state.back_off.saved(boot_id, now, self.in_use.now()));
-                }
-                drop(state);
+                let retry_at = {
+                    let (mut state, now) = (self.state(), Instant::now());
+                    state.back_off.failed(key.clone(), format!("{reason}: {message}"), now);
+                    state.back_off.until(&key, now)
+                };
+                self.save_back_off().await;
                 Err(ImageError { reason, message, retry_at })
             }
         }
@@ -713,13 +749,13 @@ struct Intent<'a, S> {
 
 impl<S: ImageService> Intent<'_, S> {
     /// `pulled`: the runtime's id of the image, and whose credentials opened it.
-    fn ended(mut self, pulled: Option<(&str, Option<&Source>)>) {
+    async fn ended(mut self, pulled: Option<(&str, Option<&Source>)>) {
         if !self.is_open {
             return;
         }
         self.is_open = false;
         self.manager.state().records.ended(self.image, pulled, jiff::Timestamp::now());
-        if let Err(error) = self.manager.save_records() {
+        if let Err(error) = self.manager.save_records().await {
             // What is on the disk says that a pull began: the next process will ask for credentials.
             tracing::warn!(error = &error as &dyn std::error::Error, "the end of an image pull is not kept");
         }

@@ -328,14 +328,19 @@ async fn a_pull_that_waits_for_credentials_holds_up_no_other() {
 struct Disk {
     kept: Mutex<Vec<u8>>,
     full: Mutex<bool>,
+    writes: Mutex<usize>,
+    /// How long a write takes.
+    takes: Duration,
 }
 
 impl RecordStore for Disk {
     fn save(&self, records: &PullRecords) -> Result<(), RecordStoreError> {
+        std::thread::sleep(self.takes);
         if *self.full.lock().unwrap() {
             return Err(RecordStoreError(std::io::Error::other("no space")));
         }
         *self.kept.lock().unwrap() = serde_json::to_vec(records).unwrap();
+        *self.writes.lock().unwrap() += 1;
         Ok(())
     }
 }
@@ -488,6 +493,26 @@ async fn nothing_is_pulled_that_cannot_be_noted() {
     *off.disk.full.lock().unwrap() = true;
     assert_eq!(off.pod(Some(("a", "p")), PullPolicy::IfNotPresent).await, Ok(true));
     assert_eq!(off.pod(None, PullPolicy::Never).await, Ok(false), "without the gate nothing is noted or asked");
+}
+
+/// Two writes for each pull by itself; of pulls that come and end together the first has its own, and the others share one.
+#[tokio::test(start_paused = true)]
+async fn pulls_that_come_together_are_noted_together() {
+    let limits = PullLimits { serialize: false, per_second: 0, ..PullLimits::default() };
+    let disk = Arc::new(Disk { takes: Duration::from_millis(20), ..Disk::default() });
+    let registry = Arc::<Registry>::default();
+    let manager = ImageManager::new(registry.clone(), limits, ImagesInUse::new(|| 0));
+    let policy = Policy::NeverVerifyPreloadedImages;
+    let manager = manager.with_records(policy, PullRecords::default(), disk.clone());
+    let bench = Bench { manager, registry, events: Mutex::default(), credentials: Vec::new() };
+    bench.ensure("r.test/alone:1", PullPolicy::Always).await.unwrap();
+    assert_eq!(*disk.writes.lock().unwrap(), 2);
+    let names: Vec<String> = (0..8).map(|n| format!("r.test/app:{n}")).collect();
+    let pulls = names.iter().map(|name| bench.ensure(name, PullPolicy::Always));
+    assert!(futures_util::future::join_all(pulls).await.iter().all(Result::is_ok));
+    assert!(*disk.writes.lock().unwrap() < 2 + 8, "{}", disk.writes.lock().unwrap());
+    let kept: PullRecords = serde_json::from_slice(&disk.kept.lock().unwrap()).unwrap();
+    assert_eq!(kept.counts(), (0, 9));
 }
 
 #[tokio::test(start_paused = true)]

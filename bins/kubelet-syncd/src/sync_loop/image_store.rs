@@ -94,7 +94,7 @@ impl ImageStore {
         let asked = jiff::Timestamp::now();
         let stock = self.stock().await?;
         let there: BTreeSet<&str> = stock.images.iter().map(|image| image.id.as_str()).collect();
-        self.manager().prune(|id| there.contains(id), asked);
+        self.manager().prune(|id| there.contains(id), asked).await;
         let in_use = self.manager().in_use();
         in_use.retain(|id| there.contains(id));
         let users = Users::of(&stock.containers, &stock.volumes);
@@ -198,7 +198,7 @@ impl ImageStore {
         );
         match self.cri().remove_image(v1::RemoveImageRequest { image: Some(spec) }).await {
             Ok(_) => {
-                self.manager().collected(&image.id, reason);
+                self.manager().collected(&image.id, reason).await;
                 self.removed.notify_one();
                 Ok(RemoveImageOutcome::Removed)
             }
