@@ -38,7 +38,11 @@ pub fn from_config(config: &NodeConfig) -> Result<Settings, SettingsError> {
         node_logs_dir: PathBuf::from("/var/log"),
         runtime_endpoint: Some(config.runtime_socket.clone()),
         image_endpoint: Some(config.image_socket.clone()),
-        manifests: config.static_pod_path().map(PathBuf::from),
+        manifests: config
+            .static_pod_path()
+            .map(std::path::absolute)
+            .transpose()
+            .map_err(SettingsError::WorkingDirectory)?,
         kubeconfig: match config.flags.kubeconfig.as_str() {
             "" => None,
             path => Some(std::path::absolute(path).map_err(SettingsError::WorkingDirectory)?),

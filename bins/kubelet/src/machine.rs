@@ -23,7 +23,12 @@ pub enum MachineError {
 pub fn facts(kubelet: &KubeletConfiguration, root_dir: &Path) -> Result<Machine, MachineError> {
     let hierarchies = Hierarchies::detect().map_err(MachineError::Cgroups)?;
     let root = path_text::clean(&format!("/{}", kubelet.cgroup_root));
-    let root = CgroupPath::parse(&root).map_err(MachineError::Cgroups)?;
+    // Without cgroups for QoS classes it is not looked at. The runtime may use the other driver, and its word will count.
+    let mut cgroup_root_exists = !kubelet.cgroups_per_qos();
+    for systemd in [false, true] {
+        let path = CgroupPath::parse(&reserved::path(&root, systemd)).map_err(MachineError::Cgroups)?;
+        cgroup_root_exists |= hierarchies.exists(&path);
+    }
     Ok(Machine {
         cgroup_v2: hierarchies.version() == Version::V2,
         // A kernel without swap has no such file.
@@ -32,7 +37,7 @@ pub fn facts(kubelet: &KubeletConfiguration, root_dir: &Path) -> Result<Machine,
             .ok()
             .and_then(|text| CpuSet::parse(text.trim()).ok()),
         memory_bytes: std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| memory_bytes(&text)),
-        cgroup_root_exists: hierarchies.exists(&root),
+        cgroup_root_exists,
         root_dir_bytes: file_system_bytes(root_dir),
         unfit_cgroups: unfit_cgroups(kubelet, &hierarchies),
         in_user_namespace: !is_initial(&std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default()),
@@ -150,6 +155,8 @@ mod tests {
         kubelet.system_reserved.insert("cpu".into(), "100m".into());
         let machine = facts(&kubelet, Path::new("/")).unwrap();
         assert!(!machine.cgroup_root_exists);
+        kubelet.cgroups_per_qos = Some(false);
+        assert!(facts(&kubelet, Path::new("/")).unwrap().cgroup_root_exists);
         let [missing, empty] = machine.unfit_cgroups.as_slice() else { panic!("{:?}", machine.unfit_cgroups) };
         assert!(missing.why.contains("cgroup [\"no-such\" \"cgroup\"]"), "{}", missing.why);
         assert_eq!((empty.part.key, empty.why.as_str()), ("kube-reserved", "[] cgroup is not configured properly"));

@@ -118,6 +118,14 @@ impl CredentialProvider {
 /// Why the providers cannot be used. Each ends the start, as upstream.
 #[derive(Debug, thiserror::Error)]
 pub enum ProviderConfigError {
+    #[error(
+        "credential provider config path is empty: --image-credential-provider-bin-dir needs --image-credential-provider-config"
+    )]
+    NoConfig,
+    #[error(
+        "plugin binary directory is empty: --image-credential-provider-config needs --image-credential-provider-bin-dir"
+    )]
+    NoBinDir,
     #[error("failed to read the credential provider configuration {}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
     #[error("the folder of credential provider configurations {} has no .json, .yaml or .yml file", path.display())]
@@ -142,13 +150,16 @@ fn zero_if_null<'de, D: serde::Deserializer<'de>, T: Default + Deserialize<'de>>
     Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// Reads what the two flags name; `None` unless both are given.
+/// Reads what the two flags name; `None` where neither is given.
 ///
 /// # Errors
-/// A file cannot be read or decoded, a provider is not valid, two have one name, or a program is not there.
+/// One flag without the other, a file cannot be read or decoded, a provider is not valid, two have one name, or a program is not there.
 pub fn load(config: &str, bin_dir: &str) -> Result<Option<CredentialProviders>, ProviderConfigError> {
-    if config.is_empty() || bin_dir.is_empty() {
-        return Ok(None);
+    match (config.is_empty(), bin_dir.is_empty()) {
+        (true, true) => return Ok(None),
+        (true, false) => return Err(ProviderConfigError::NoConfig),
+        (false, true) => return Err(ProviderConfigError::NoBinDir),
+        (false, false) => {}
     }
     let (path, bin_dir) = (Path::new(config), Path::new(bin_dir));
     let mut providers: Vec<CredentialProvider> = Vec::new();
@@ -166,6 +177,10 @@ pub fn load(config: &str, bin_dir: &str) -> Result<Option<CredentialProviders>, 
             }
             providers.push(provider);
         }
+    }
+    if providers.is_empty() {
+        let problem = "providers: at least one is needed".to_owned();
+        return Err(ProviderConfigError::Invalid { path: path.to_owned(), problem });
     }
     Ok(Some(CredentialProviders { bin_dir: bin_dir.to_owned(), providers }))
 }
@@ -199,9 +214,6 @@ fn decode(text: &str) -> Result<Vec<CredentialProvider>, String> {
             "is {:?} of {:?}, and must be {KIND} of {GROUP}v1, {GROUP}v1beta1 or {GROUP}v1alpha1",
             file.kind, file.api_version
         ));
-    }
-    if file.providers.is_empty() {
-        return Err("providers: at least one is needed".to_owned());
     }
     if version != "v1" && file.providers.iter().any(|p| p.token_attributes.is_some()) {
         return Err(format!("tokenAttributes are in {GROUP}v1 alone"));
@@ -241,8 +253,13 @@ fn check(provider: &CredentialProvider, bin_dir: &Path) -> Result<(), String> {
 
 /// `host[:port][/path]` with something as the host.
 fn is_pattern(pattern: &str) -> bool {
-    let host = pattern.split('/').next().unwrap_or_default();
-    let (host, port) = host.split_once(':').unwrap_or((host, "0"));
+    let authority = pattern.split('/').next().unwrap_or_default();
+    let (host, port) = match authority.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        // An IPv6 address; what follows is nothing, or a port.
+        Some((host, "")) => (host, "0"),
+        Some((host, rest)) => (host, rest.strip_prefix(':').unwrap_or("no port")),
+        None => authority.split_once(':').unwrap_or((authority, "0")),
+    };
     !host.is_empty()
         && !pattern.contains("://")
         && !pattern.chars().any(|c| c.is_whitespace() || c.is_control())
@@ -315,7 +332,9 @@ providers:
         let found = try_load(GOOD).unwrap().unwrap();
         assert_eq!(found.providers[0].cache_duration(), Duration::from_secs(12 * 3600));
         assert_eq!(CredentialProviders::environment(&found.providers[0])["REGION"], "here");
-        assert!(load("/x", "").unwrap().is_none() && load("", "/x").unwrap().is_none());
+        assert!(load("", "").unwrap().is_none());
+        assert!(matches!(load("/x", "").unwrap_err(), ProviderConfigError::NoBinDir));
+        assert!(matches!(load("", "/x").unwrap_err(), ProviderConfigError::NoConfig));
         let error = load("/nowhere/at-all", "/x").unwrap_err();
         assert!(error.to_string().contains("/nowhere/at-all"));
     }
@@ -358,12 +377,26 @@ providers:
     }
 
     #[test]
+    fn patterns() {
+        for good in ["*.io", "a.io:5000/x", "[fd00::1]:5000/x", "[fd00::1]/x"] {
+            assert!(is_pattern(good), "{good}");
+        }
+        for bad in ["", "a.io:x", "fd00::1/x", "[fd00::1]5000", "https://a.io"] {
+            assert!(!is_pattern(bad), "{bad}");
+        }
+    }
+
+    #[test]
     fn a_folder_is_read_in_order_and_must_not_be_empty() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().to_str().unwrap();
         assert!(matches!(load(path, path), Err(ProviderConfigError::EmptyFolder { .. })));
         std::fs::write(folder.path().join("helper"), "").unwrap();
         std::fs::write(folder.path().join("b.yaml"), GOOD).unwrap();
+        assert_eq!(load(path, path).unwrap().unwrap().providers.len(), 1);
+        // One that names none is no error beside another.
+        let (head, _) = GOOD.split_once("providers:").unwrap();
+        std::fs::write(folder.path().join("c.yaml"), format!("{head}providers: []\n")).unwrap();
         assert_eq!(load(path, path).unwrap().unwrap().providers.len(), 1);
         std::fs::write(folder.path().join("a.yml"), GOOD).unwrap();
         assert!(load(path, path).unwrap_err().to_string().contains("twice"));

@@ -3,11 +3,12 @@
 //! serde stops at its first error and cannot name a path; operators want all of them at once, each with field, value
 //! and what is allowed. Unknown fields are collected apart: upstream starts with them, after a warning.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
 use bulkhead_types::{GoDuration, Quantity};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// One value that is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,12 +49,37 @@ pub struct Findings {
     pub errors: Vec<FieldError>,
     /// Paths of fields that the schema does not have.
     pub unknown: Vec<String>,
+    /// Names of fields count in upper and lower case alike, as Go's `encoding/json` has it.
+    pub any_case: bool,
 }
 
 impl Findings {
     fn mismatch(&mut self, path: &str, value: &Value, allowed: impl Into<String>) {
         self.errors.push(FieldError::new(path, value, allowed));
     }
+}
+
+/// The entries under the names that `fields` has, where `any_case`; else as they are. Of two that become one the one that sorts
+/// last counts, and objects are joined.
+pub fn folded<'a>(entries: &'a Map<String, Value>, fields: &[&str], any_case: bool) -> Cow<'a, Map<String, Value>> {
+    if !any_case || entries.keys().all(|key| fields.contains(&key.as_str())) {
+        return Cow::Borrowed(entries);
+    }
+    let mut sorted: Vec<_> = entries.iter().collect();
+    sorted.sort_unstable_by_key(|(key, _)| *key);
+    let mut folded = Map::new();
+    for (key, value) in sorted {
+        let name = fields.iter().find(|field| field.eq_ignore_ascii_case(key)).map_or(key.as_str(), |field| *field);
+        match (folded.get_mut(name), value) {
+            (Some(Value::Object(known)), Value::Object(more)) => {
+                known.extend(more.iter().map(|(key, value)| (key.clone(), value.clone())));
+            }
+            _ => {
+                folded.insert(name.to_owned(), value.clone());
+            }
+        }
+    }
+    Cow::Owned(folded)
 }
 
 /// A type that a configuration field can have. `null` is Go's zero value everywhere.
@@ -304,7 +330,8 @@ macro_rules! config_object {
                         return object;
                     }
                 };
-                for (key, item) in entries {
+                let entries = $crate::field::folded(entries, Self::FIELDS, findings.any_case);
+                for (key, item) in entries.as_ref() {
                     let item_path = $crate::field::join(path, key);
                     match key.as_str() {
                         $($json => object.$field = $crate::field::Field::decode(item, &item_path, findings),)*

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::defaults::{Presence, complete_eviction_hard, set_defaults};
 use crate::document::{self, merge_patch};
-use crate::field::{Field, FieldError, Findings};
+use crate::field::{Field, FieldError, Findings, folded};
 use crate::gates::FeatureGates;
 use crate::kubelet::{API_VERSION, KIND, KubeletConfiguration};
 use crate::path_text;
@@ -97,7 +97,10 @@ pub fn merge_drop_ins(
     let mut last = directory.to_owned();
     for file in files {
         let document = read(&file)?;
-        let mut findings = Findings::default();
+        // The file itself is decoded strictly, though into no type: a key twice is an error, an unknown one is not.
+        let twice = |path: &String| FieldError::new(path, "", "must not be set more than once");
+        let errors = document.duplicates.iter().map(twice).collect();
+        let mut findings = Findings { errors, ..merged_findings() };
         check_kind(&document.value, &mut findings);
         if findings.errors.is_empty() {
             // Type errors are found here, where the file is still known; unknown fields are nobody's concern.
@@ -109,7 +112,11 @@ pub fn merge_drop_ins(
         merge_patch(&mut merged, &document.value);
         last = file;
     }
-    let mut findings = Findings::default();
+    let mut findings = merged_findings();
+    let merged = match &merged {
+        Value::Object(entries) => Value::Object(folded(entries, KubeletConfiguration::FIELDS, true).into_owned()),
+        _ => merged,
+    };
     let mut config = KubeletConfiguration::decode(&merged, "", &mut findings);
     if !findings.errors.is_empty() {
         return Err(LoadError::Fields { path: last, errors: findings.errors });
@@ -117,6 +124,12 @@ pub fn merge_drop_ins(
     let gates = overlaid(process_gates, &config.feature_gates);
     set_defaults(&mut config, Presence::of(&merged), &gates);
     Ok(config)
+}
+
+/// What is merged is decoded by upstream with `encoding/json` (`cmd/kubelet/app/server.go` mergeKubeletConfigurations), to which
+/// the case of a field's name is nothing.
+fn merged_findings() -> Findings {
+    Findings { any_case: true, ..Findings::default() }
 }
 
 fn overlaid(process: &BTreeMap<String, bool>, object: &BTreeMap<String, bool>) -> FeatureGates {
@@ -399,6 +412,15 @@ mod tests {
         assert_eq!(merged.feature_gates.len(), 2);
         assert_eq!(merged.eviction_hard["memory.available"], "1Gi");
         assert_eq!(merged.eviction_hard.len(), 4);
+        // Of two spellings the one that sorts last counts.
+        put("55.conf", "maxpods: 55\nMaxPods: 54\nclusterDns: [3.3.3.3]\nauthentication: {webhook: {cacheTtl: 7s}}\n");
+        let folded = merge_drop_ins(&base, folder.path(), &BTreeMap::new()).unwrap();
+        assert_eq!((folded.max_pods, folded.cluster_dns), (55, vec!["3.3.3.3".to_owned()]));
+        assert_eq!(folded.authentication.webhook.cache_ttl, bulkhead_types::GoDuration::from_secs(7));
+        put("55.conf", "maxPods: 1\nmaxPods: 2\n");
+        let twice = merge_drop_ins(&base, folder.path(), &BTreeMap::new()).unwrap_err().to_string();
+        assert!(twice.contains("55.conf") && twice.contains("maxPods") && twice.contains("more than once"), "{twice}");
+        fs::remove_file(folder.path().join("55.conf")).unwrap();
         fs::write(folder.path().join("60.conf"), "maxPods: 5\n").unwrap();
         let refused = merge_drop_ins(&base, folder.path(), &BTreeMap::new()).unwrap_err().to_string();
         assert!(refused.contains("60.conf") && refused.contains("apiVersion"), "{refused}");

@@ -10,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bulkhead_types::{InstancePaths, NodeName, Process, Quantity};
+use bulkhead_types::{GoDuration, InstancePaths, NodeName, Process, Quantity};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -42,7 +42,8 @@ pub struct Users {
 }
 
 impl Users {
-    /// The block `base..base+4`: shared group, syncd, evictiond, statusd; each user's own group has its uid's number.
+    /// The block `base..base+4`: shared group, syncd, evictiond, statusd; each user's own group has its uid's number. The four that
+    /// follow are the launcher's, for helpers.
     pub const fn block(base: u32) -> Self {
         Users {
             gid: base,
@@ -426,7 +427,7 @@ impl NodeConfig {
     /// None: statistics of volumes are off.
     pub fn volume_stats_agg_period(&self) -> Option<Duration> {
         let period = self.kubelet.volume_stats_agg_period;
-        (!period.is_negative()).then(|| period.to_std())
+        (period > GoDuration::ZERO).then(|| period.to_std())
     }
 
     /// Bytes; None: rotation is off.

@@ -57,7 +57,9 @@ use crate::sync_loop::prune_gate::PruneGate;
 use crate::sync_loop::runtime_health::{self, RuntimeHealth};
 use crate::sync_loop::shutdown::Shutdowns;
 use crate::sync_loop::termination_messages::TerminationMessages;
-use crate::sync_loop::{RuntimeMetrics, RuntimeSide, SyncLoop, SyncLoopParts, image_fs, image_list, node_cgroups};
+use crate::sync_loop::{
+    RuntimeMetrics, RuntimeParts, RuntimeSide, SyncLoop, SyncLoopParts, image_fs, image_list, node_cgroups,
+};
 use crate::take_down::{self, TakeDowns};
 use crate::volumes::set_up::FILES_ON_THEIR_WAY;
 use kubelet_edges::csi::CsiClient;
@@ -506,23 +508,23 @@ fn runtime_side(
     let keyring = Arc::new(Keyring::new(server.objects.clone(), daemon.broker.clone(), providers));
     let refusals = request_check::counter()?;
     registry.register(Box::new(refusals.clone()))?;
-    let runtime = RuntimeSide::new(
-        connections.cri.clone(),
-        connections.volnetd.clone(),
-        config,
-        connections.state.clone(),
-        StartLimiter::new(start_limit::slots(machine.capacity.cpus), HOLD),
-        TakeDowns::new(take_down::Slots::of(machine.capacity.cpus)),
+    let metrics = RuntimeMetrics {
+        images: ImageMetrics::register(registry)?,
+        sandboxes: SandboxMetrics::register(registry)?,
+        starts,
+    };
+    let parts = RuntimeParts {
+        cri: connections.cri.clone(),
+        volnetd: connections.volnetd.clone(),
+        state: connections.state.clone(),
+        limiter: StartLimiter::new(start_limit::slots(machine.capacity.cpus), HOLD),
+        take_downs: TakeDowns::new(take_down::Slots::of(machine.capacity.cpus)),
         pleg,
-        start.reporter.clone(),
+        reporter: start.reporter.clone(),
         keyring,
-        RuntimeMetrics {
-            images: ImageMetrics::register(registry)?,
-            sandboxes: SandboxMetrics::register(registry)?,
-            starts,
-        },
-    );
-    Ok(runtime.with_refusals(refusals))
+        metrics,
+    };
+    Ok(RuntimeSide::new(config, parts).with_refusals(refusals))
 }
 
 /// Records of image pulls are compared with upstream's files, which are kept up to date from here on.
@@ -568,9 +570,10 @@ fn sources_config(config: &NodeConfig, running: Vec<FoundPod>) -> SourcesConfig 
     let headers = headers.flat_map(|(name, values)| values.iter().map(|value| (name.clone(), value.clone()))).collect();
     SourcesConfig {
         node: config.node_name.clone(),
-        file: config
-            .static_pod_path()
-            .map(|path| FileConfig { path: path.to_owned(), check_every: config.file_check_frequency() }),
+        file: config.static_pod_path().map(|path| FileConfig {
+            path: std::path::absolute(path).unwrap_or_else(|_| path.to_owned()),
+            check_every: config.file_check_frequency(),
+        }),
         http: (!kubelet.static_pod_url.is_empty()).then(|| HttpConfig {
             url: kubelet.static_pod_url.clone(),
             headers,

@@ -89,12 +89,12 @@ impl PodsTree {
         if self.driver() == Driver::Systemd && !bulkhead_sys::systemd::is_running() {
             return Err(PodsTreeError::NoSystemd);
         }
+        if !self.per_qos {
+            return Ok(Ok(()));
+        }
         let root = self.driver().path(&self.root, &[])?;
         if !self.hierarchies.exists(&root) {
             return Err(PodsTreeError::NoRoot { root: self.root.to_string() });
-        }
-        if !self.per_qos {
-            return Ok(Ok(()));
         }
         let top = self.level(&[])?;
         self.create(&top)?;

@@ -163,7 +163,10 @@ impl Flag {
                 if !text.is_empty() && text.parse::<std::net::IpAddr>().is_err() {
                     return Err(format!("{text:?} is not a valid IP address"));
                 }
-                text.clone_into(place(settings));
+                // An empty one sets nothing (upstream `pkg/util/flag` IPVar).
+                if !text.is_empty() {
+                    text.clone_into(place(settings));
+                }
             }
             Set::Span(place) => *place(settings) = span(text)?,
             Set::OptSpan(place) => *place(settings) = Some(span(text)?),

@@ -198,13 +198,19 @@ fn every_limit_has_two_sides() {
         ("iptablesDropBit", "iptablesDropBit: 0", "iptablesDropBit: -1"),
         (
             "allowedUnsafeSysctls[0]",
-            "allowedUnsafeSysctls: [\"net.*\", kernel.sem, \"kernel.shm*\", net/ipv4/conf/eth0.1/x]",
+            "allowedUnsafeSysctls: [\"net.*\", kernel.sem, \"kernel.sem*\", \"kernel.shm*\", net/ipv4/conf/eth0.1/x]",
             "allowedUnsafeSysctls: [\"net.*.x\"]",
         ),
         (
             "allowedUnsafeSysctls[0]",
             "allowedUnsafeSysctls: [fs.mqueue.msg_max]",
             "allowedUnsafeSysctls: [vm.swappiness]",
+        ),
+        // Names are whole ones; a star stands for the rest of a prefix that is a name, or begins like one.
+        (
+            "allowedUnsafeSysctls[0]",
+            "allowedUnsafeSysctls: [\"kernel.msg*\", kernel.shm_rmid_forced]",
+            "allowedUnsafeSysctls: [\"kernel.shm.*\"]",
         ),
         ("allowedUnsafeSysctls[0]", "allowedUnsafeSysctls: []", "allowedUnsafeSysctls: [\"\"]"),
         (

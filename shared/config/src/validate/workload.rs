@@ -221,11 +221,23 @@ fn check_sysctl_pattern(text: &str) -> Result<(), &'static str> {
     } else {
         text.to_owned()
     };
-    let namespaced = dotted == "kernel.sem"
-        || ["kernel.shm", "kernel.msg", "fs.mqueue.", "net."].iter().any(|prefix| dotted.starts_with(prefix));
-    if namespaced {
+    // The part before the star has to be one of these names itself, or begin with a prefix.
+    const NAMES: [&str; 10] = [
+        "kernel.sem",
+        "kernel.shm",
+        "kernel.shmall",
+        "kernel.shmmax",
+        "kernel.shmmni",
+        "kernel.shm_rmid_forced",
+        "kernel.msg",
+        "kernel.msgmax",
+        "kernel.msgmnb",
+        "kernel.msgmni",
+    ];
+    let known = dotted.split('*').next().unwrap_or_default();
+    if NAMES.contains(&known) || ["fs.mqueue.", "net."].iter().any(|prefix| known.starts_with(prefix)) {
         Ok(())
     } else {
-        Err("must be namespaced: kernel.shm*, kernel.msg*, kernel.sem, fs.mqueue.* or net.*")
+        Err("must be namespaced: kernel.shm*, kernel.msg*, kernel.sem*, a whole name of these, fs.mqueue.* or net.*")
     }
 }
