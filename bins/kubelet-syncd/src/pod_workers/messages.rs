@@ -86,6 +86,14 @@ pub enum WorkKind {
     Terminated,
 }
 
+/// How a pod's containers are stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Termination {
+    pub grace_seconds: u64,
+    /// Signals are not held back for other pods: it is evicted, the machine goes down, or its grace period was shortened.
+    pub hurried: bool,
+}
+
 /// A piece of work, to be answered with [`Workers::done`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Work<P> {
@@ -93,11 +101,9 @@ pub struct Work<P> {
     pub update: UpdateType,
     /// Absent for `TerminatingRuntime` only.
     pub pod: Option<P>,
-    /// Seconds; meaningful while terminating.
-    pub grace: u64,
+    /// Meaningful while terminating.
+    pub termination: Termination,
     pub evicted: bool,
-    /// Its signals are not held back for other pods: it is evicted, the machine goes down, or its grace period was shortened.
-    pub hurried: bool,
     /// When the previous piece of work had changed what it changes: the runtime's state must be newer.
     pub last_sync: Option<Instant>,
     /// When the oldest update in it came.

@@ -10,7 +10,7 @@ pub mod queue;
 pub mod requeue;
 pub mod state;
 
-pub use messages::{Action, Kill, Lifecycle, Outcome, PodFacts, PodView, UpdateType, Work, WorkKind};
+pub use messages::{Action, Kill, Lifecycle, Outcome, PodFacts, PodView, Termination, UpdateType, Work, WorkKind};
 pub use queue::WorkQueue;
 pub use requeue::{Retry, delay};
 pub use state::Workers;

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use bulkhead_types::PodUid;
 
-use super::messages::{Action, Kill, Lifecycle, Outcome, PodFacts, PodView, UpdateType, Work, WorkKind};
+use super::messages::{Action, Kill, Lifecycle, Outcome, PodFacts, PodView, Termination, UpdateType, Work, WorkKind};
 use super::requeue::Retry;
 
 /// Shortest grace period, seconds, that a pod is given.
@@ -269,9 +269,8 @@ impl<P: Clone> Workers<P> {
             kind,
             update: update.kind,
             pod: update.pod.as_ref().map(|(pod, _)| pod.clone()),
-            grace: worker.grace,
+            termination: Termination { grace_seconds: worker.grace, hurried: worker.hurried },
             evicted: worker.evicted,
-            hurried: worker.hurried,
             last_sync: worker.last_sync,
             since: update.since,
         };

@@ -34,7 +34,7 @@ impl Machine {
         for action in actions {
             match action {
                 Action::Run { uid, work } => {
-                    self.log.push(format!("{:?} {uid} {}", work.kind, work.grace));
+                    self.log.push(format!("{:?} {uid} {}", work.kind, work.termination.grace_seconds));
                     assert!(self.running.insert(uid, *work).is_none(), "two pieces of work at once");
                 }
                 Action::Cancel { uid } => self.log.push(format!("cancel {uid}")),
@@ -138,7 +138,7 @@ fn an_evicted_pods_content_stays_until_its_end_was_read() {
 
 #[test]
 fn who_has_to_go_in_a_hurry_waits_for_nobody() {
-    let hurried = |m: &Machine| m.running.get(&uid("a")).map(|work| work.hurried);
+    let hurried = |m: &Machine| m.running.get(&uid("a")).map(|work| work.termination.hurried);
     let kill = |grace, evicted, hurried| Some(Kill { grace, evicted, hurried });
     for (first, second, expected) in [
         (None, None, (false, None)),

@@ -21,7 +21,7 @@ use kubelet_model::pod::restart::History;
 use kubelet_model::pod::spec::PodIdentity;
 use kubelet_probes::prober::results::ProbeResults;
 use kubelet_runtime::runtime::backoff::{BackOffStore, CrashLoopBackOff};
-use kubelet_runtime::runtime::fake_runtime::Fake;
+use kubelet_runtime::runtime::fake_runtime::{Fake, kill_pod};
 use kubelet_runtime::runtime::gc::GcPolicy;
 use kubelet_runtime::runtime::resize::NoResizer;
 use kubelet_runtime::runtime::result::SyncResult;
@@ -270,7 +270,7 @@ impl World {
             (WorkKind::Terminating, Some(pod)) => {
                 self.reach.machine().over = true;
                 self.tell(&runtime, Stage::Alive);
-                self.end(Some(&pod), &runtime, work.grace)
+                self.end(Some(&pod), &runtime, work.termination.grace_seconds)
             }
             (WorkKind::Terminated, _) => {
                 self.tell(&runtime, Stage::Gone);
@@ -279,7 +279,7 @@ impl World {
                 }
                 Some(Outcome::Done)
             }
-            (WorkKind::TerminatingRuntime, _) | (_, None) => self.end(None, &runtime, work.grace),
+            (WorkKind::TerminatingRuntime, _) | (_, None) => self.end(None, &runtime, work.termination.grace_seconds),
         };
         match outcome {
             Some(outcome) => {
@@ -355,7 +355,7 @@ impl World {
 
     fn end(&mut self, pod: Option<&Arc<Pod>>, runtime: &RuntimePod, grace: u64) -> Option<Outcome> {
         let grace = i64::try_from(grace).unwrap();
-        let killed = self.clockwork.finish(self.executor.kill_pod(pod.map(|p| &**p), runtime, Some(grace)))?;
+        let killed = self.clockwork.finish(kill_pod(&self.executor, pod.map(|p| &**p), runtime, Some(grace)))?;
         let after = self.reach.machine().runtime.clone();
         if !killed.is_ok() || after.running().next().is_some() {
             return Some(Outcome::Failed(Retry::Failed { back_off: None }));

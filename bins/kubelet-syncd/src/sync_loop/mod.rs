@@ -49,4 +49,4 @@ mod main_loop;
 
 pub use main_loop::{SyncLoop, SyncLoopParts};
 pub use node::NodeContext;
-pub use runtime_side::{RuntimeMetrics, RuntimeSide};
+pub use runtime_side::{RuntimeMetrics, RuntimeParts, RuntimeSide};

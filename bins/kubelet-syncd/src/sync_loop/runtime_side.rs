@@ -21,7 +21,7 @@ use super::resize_port::PodResizer;
 use super::{resize, view};
 use crate::cri_metrics::SandboxMetrics;
 use crate::metrics::Metrics;
-use crate::pod_workers::Retry;
+use crate::pod_workers::{Retry, Termination};
 use crate::private_state::PrivateState;
 use crate::start_latency::StartTimes;
 use crate::start_limit::StartLimiter;
@@ -40,6 +40,7 @@ use kubelet_runtime::runtime::backoff::CrashLoopBackOff;
 use kubelet_runtime::runtime::gc::GcPolicy;
 use kubelet_runtime::runtime::pod_runtime::handler_features;
 use kubelet_runtime::runtime::result::{Action, SyncResult};
+use kubelet_runtime::runtime::stop::KillContext;
 use kubelet_runtime::runtime::sync::{RuntimeManager, SyncContext};
 use kubelet_runtime::runtime::userns::{self, Pool, UserNamespaces};
 use kubelet_runtime::status::ended::{self, Course};
@@ -71,6 +72,20 @@ pub struct RuntimeSide {
     take_downs: TakeDowns,
 }
 
+/// What it is put together from.
+#[derive(Debug)]
+pub struct RuntimeParts {
+    pub cri: CriClient,
+    pub volnetd: Volnetd,
+    pub state: PrivateState,
+    pub limiter: StartLimiter,
+    pub take_downs: TakeDowns,
+    pub pleg: Pleg,
+    pub reporter: Arc<Reporter>,
+    pub keyring: Arc<Keyring>,
+    pub metrics: RuntimeMetrics,
+}
+
 /// What is counted on this side alone.
 #[derive(Debug)]
 pub struct RuntimeMetrics {
@@ -99,19 +114,8 @@ impl Drop for InSync<'_> {
 }
 
 impl RuntimeSide {
-    #[allow(clippy::too_many_arguments)]
-    pub fn new(
-        cri: CriClient,
-        volnetd: Volnetd,
-        config: &NodeConfig,
-        state: PrivateState,
-        limiter: StartLimiter,
-        take_downs: TakeDowns,
-        pleg: Pleg,
-        reporter: Arc<Reporter>,
-        keyring: Arc<Keyring>,
-        metrics: RuntimeMetrics,
-    ) -> Self {
+    pub fn new(config: &NodeConfig, parts: RuntimeParts) -> Self {
+        let RuntimeParts { cri, volnetd, state, limiter, take_downs, pleg, reporter, keyring, metrics } = parts;
         let kubelet = &config.kubelet;
         let unsigned = |n: i32| u32::try_from(n).unwrap_or(0);
         let limits = PullLimits {
@@ -205,7 +209,7 @@ impl RuntimeSide {
         Report { did_something: result.did_work(), failed: retry(&result), is_reset: result.is_reset() }
     }
 
-    /// Stops everything of a pod. `hurried`: its signals are not held back for others.
+    /// Stops everything of a pod.
     ///
     /// # Errors
     /// With the text of what could not be stopped.
@@ -214,15 +218,16 @@ impl RuntimeSide {
         node: &NodeContext,
         pod: Option<&Arc<Pod>>,
         runtime: &RuntimePod,
-        (grace, hurried): (u64, bool),
+        termination: Termination,
         about: Box<dyn take_down::Pod>,
     ) -> Result<(), String> {
-        let grace = i64::try_from(grace).unwrap_or(i64::MAX);
-        let take_down = TakeDown::new(self.take_downs.clone(), runtime.running().count(), hurried, about);
+        let over = Some(i64::try_from(termination.grace_seconds).unwrap_or(i64::MAX));
+        let (running, hurried) = (runtime.running().count(), termination.hurried);
+        let take_down = TakeDown::new(self.take_downs.clone(), running, hurried, about);
         let held = take_down.held_back();
         let facts = node.facts();
-        let at = (&*facts.host_ips, &held);
-        let kill = self.manager.kill_pod_in_turn(pod.map(|p| &**p), runtime, Some(grace), at);
+        let context = KillContext { over, host_ips: &facts.host_ips, held: &held };
+        let kill = self.manager.kill_pod(pod.map(|p| &**p), runtime, context);
         match with_take_down(take_down, kill).await.error_text() {
             None => Ok(()),
             Some(text) => Err(text),

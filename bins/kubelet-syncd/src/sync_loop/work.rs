@@ -19,7 +19,7 @@ use tracing::Instrument as _;
 use super::node::NodeContext;
 use super::runtime_side::Stage;
 use super::{resize, view};
-use crate::pod_workers::{Outcome, Retry, Work, WorkKind};
+use crate::pod_workers::{Outcome, Retry, Termination, Work, WorkKind};
 use crate::take_down;
 use kubelet_edges::volnetd::VolnetdError;
 use kubelet_model::events::{EventSink as _, EventType, PodEvent};
@@ -107,7 +107,7 @@ pub async fn run(
             (WorkKind::Terminating, Some(pod)) => Box::pin(syncer.terminating(pod, &work)).await,
             (WorkKind::Terminated, Some(pod)) => Box::pin(syncer.terminated(pod, stays)).await,
             (WorkKind::TerminatingRuntime, _) | (_, None) => {
-                Box::pin(syncer.terminating_runtime((work.grace, work.hurried))).await
+                Box::pin(syncer.terminating_runtime(work.termination)).await
             }
         };
         match ended {
@@ -356,9 +356,9 @@ impl PodSyncer {
         let runtime = self.runtime_pod(Some(pod), work.last_sync).await?;
         let status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &runtime, Stage::Alive);
         view::publish(&self.node, &self.uid, pod, &runtime, &status, Stage::Alive);
-        self.why(is_ending(work.grace, &runtime));
+        self.why(is_ending(work.termination.grace_seconds, &runtime));
         self.node.prober.stop_liveness_and_startup(&self.uid);
-        self.kill(Some(pod), &runtime, (work.grace, work.hurried)).await?;
+        self.kill(Some(pod), &runtime, work.termination).await?;
         let after = self.stopped(Some(pod)).await?;
         self.node.prober.remove_pod(&self.uid);
         self.unprepare(pod).await?;
@@ -377,19 +377,19 @@ impl PodSyncer {
         Ok(())
     }
 
-    async fn terminating_runtime(&self, how: (u64, bool)) -> Step<Outcome> {
+    async fn terminating_runtime(&self, termination: Termination) -> Step<Outcome> {
         let runtime = self.runtime_pod(None, None).await?;
-        self.kill(None, &runtime, how).await?;
+        self.kill(None, &runtime, termination).await?;
         self.stopped(None).await?;
         Ok(Outcome::Done)
     }
 
-    /// With a grace period in seconds; the second: in a hurry.
-    async fn kill(&self, pod: Option<&Arc<Pod>>, runtime: &RuntimePod, how: (u64, bool)) -> Step<()> {
-        let (node, uid, ending) = (self.node.clone(), self.uid.clone(), is_ending(how.0, runtime));
+    async fn kill(&self, pod: Option<&Arc<Pod>>, runtime: &RuntimePod, termination: Termination) -> Step<()> {
+        let (node, uid) = (self.node.clone(), self.uid.clone());
+        let ending = is_ending(termination.grace_seconds, runtime);
         let about = Box::new(EndingPod { node, uid, ending });
         // A shortened grace period drops the call and asks anew: stopping may be asked for at any time.
-        let killed = self.wait(self.node.runtime.kill(&self.node, pod, runtime, how, about)).await?;
+        let killed = self.wait(self.node.runtime.kill(&self.node, pod, runtime, termination, about)).await?;
         if let Err(error) = killed {
             self.why(format!("could not be stopped yet, trying again: {error}"));
             if let Some(pod) = pod {

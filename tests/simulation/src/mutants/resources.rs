@@ -405,8 +405,8 @@ pub(super) const MUTANTS: [Mutant; 71] = [
         mistake: "claims are given back before the containers have stopped",
         only: Some(Family::Claims),
         file: "bins/kubelet-syncd/src/sync_loop/work.rs",
-        from: "self.kill(Some(pod), &runtime, (work.grace, work.hurried)).await?;",
-        to: "if MUTANT {\n            self.unprepare(pod).await?;\n        }\n        self.kill(Some(pod), &runtime, (work.grace, work.hurried)).await?;",
+        from: "self.kill(Some(pod), &runtime, work.termination).await?;",
+        to: "if MUTANT {\n            self.unprepare(pod).await?;\n        }\n        self.kill(Some(pod), &runtime, work.termination).await?;",
     },
     Mutant {
         name: "lost-claims",

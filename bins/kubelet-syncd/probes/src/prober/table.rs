@@ -118,7 +118,7 @@ impl Table {
                 // All probes of a node at once, and again each period, is what a start must not come to.
                 let is_fresh = now.saturating_duration_since(self.began.instant) < spec.period;
                 let first = if is_fresh { now + spec.period.mul_f64(dice()) } else { now };
-                sooner |= self.insert(uid, &identity, list, &container.name, (kind, spec), first);
+                sooner |= self.insert(&identity, list, &container.name, kind, spec, first);
             }
         }
         sooner
@@ -126,14 +126,15 @@ impl Table {
 
     fn insert(
         &mut self,
-        uid: &PodUid,
         identity: &PodIdentity,
         list: ContainerKind,
         container: &str,
-        (kind, spec): (ProbeKind, Arc<ProbeSpec>),
+        kind: ProbeKind,
+        spec: Arc<ProbeSpec>,
         first: Instant,
     ) -> bool {
-        let labels = [kind.as_str(), container, identity.name.as_str(), identity.namespace.as_str(), uid.as_str()];
+        let PodIdentity { uid, namespace, name } = identity;
+        let labels = [kind.as_str(), container, name.as_str(), namespace.as_str(), uid.as_str()];
         let slot = Slot {
             uid: uid.clone(),
             identity: identity.clone(),

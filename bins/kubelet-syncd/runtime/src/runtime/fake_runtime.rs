@@ -23,6 +23,7 @@ use super::ports::{HostFiles, HostFilesError, ImageFailure, ImageRequest, Images
 use super::resize::NoResizer;
 use super::result::SyncResult;
 use super::run_options::{ContainerManager, NoContainerManager};
+use super::stop::KillContext;
 use super::sub_paths::SubPath;
 use super::sync::{RuntimeManager, SyncContext};
 use kubelet_edges::runtime_service::RuntimeService;
@@ -348,6 +349,16 @@ impl World {
         };
         self.manager.sync_pod(pod, &PodIdentity::of(pod).unwrap(), status, &context).await
     }
+}
+
+/// Stops a pod on a node without addresses, with nobody who holds its signals back. `over`: seconds.
+pub async fn kill_pod<R: RuntimeService, F: HostFiles, I: Images>(
+    manager: &RuntimeManager<R, F, I>,
+    pod: Option<&Pod>,
+    status: &RuntimePod,
+    over: Option<i64>,
+) -> SyncResult {
+    manager.kill_pod(pod, status, KillContext { over, host_ips: &[], held: &HeldBack::default() }).await
 }
 
 pub fn container(name: &str) -> serde_json::Value {

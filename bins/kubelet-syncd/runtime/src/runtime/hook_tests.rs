@@ -6,8 +6,9 @@ use kubelet_model::v1::Pod;
 use tokio::time::{Instant, timeout};
 
 use super::end::primary_ip;
-use super::fake_runtime::{World, world};
+use super::fake_runtime::{World, kill_pod, world};
 use super::grace_clock::HeldBack;
+use super::stop::KillContext;
 use kubelet_model::fixtures::{container_status, pod, sandbox_status, uid};
 use kubelet_model::pod::model::{RunState, RuntimePod, SandboxState};
 use kubelet_model::pod::spec::PodIdentity;
@@ -64,7 +65,7 @@ fn a_hook_of_the_hosts_network_goes_where_the_node_is_now() {
 /// Kills the pod; what was asked of the runtime, and the seconds that it took.
 async fn kill(world: &World, pod: Option<&Pod>, status: &RuntimePod, grace: i64) -> (Vec<String>, u64) {
     let begun = Instant::now();
-    assert!(world.manager.kill_pod(pod, status, Some(grace)).await.is_ok());
+    assert!(kill_pod(&world.manager, pod, status, Some(grace)).await.is_ok());
     let calls = world.fake.cri().into_iter().filter(|call| !call.starts_with("StopPodSandbox")).collect();
     (calls, begun.elapsed().as_secs())
 }
@@ -163,7 +164,7 @@ async fn a_grace_period_of_any_length_is_one() {
     assert_eq!(calls, [format!("StopContainer a-id {left}"), format!("StopContainer side-id {left}")]);
     assert_eq!(took, 7);
     let (w, p, status) = (world(), p(i64::MAX), running(&["side", "a"]));
-    let endless = timeout(Duration::from_secs(3600), w.manager.kill_pod(Some(&p), &status, Some(i64::MAX)));
+    let endless = timeout(Duration::from_secs(3600), kill_pod(&w.manager, Some(&p), &status, Some(i64::MAX)));
     assert!(endless.await.is_err(), "it is as long as it says");
 }
 
@@ -174,7 +175,7 @@ async fn a_failed_pre_stop_hook_is_one_event_and_the_container_is_stopped() {
         (["sleep", "99"], ["ExecSync a-id sleep 99", "StopContainer a-id 2"]),
     ] {
         let w = world();
-        assert!(w.manager.kill_pod(Some(&pre_stop(&command)), &running(&["a"]), Some(10)).await.is_ok());
+        assert!(kill_pod(&w.manager, Some(&pre_stop(&command)), &running(&["a"]), Some(10)).await.is_ok());
         assert_eq!(
             w.fake.events(),
             [
@@ -191,7 +192,7 @@ async fn a_failed_pre_stop_hook_is_one_event_and_the_container_is_stopped() {
 async fn a_shrinking_grace_period_does_not_run_pre_stop_again() {
     let w = world();
     let (p, status) = (pre_stop(&["sleep", "50"]), running(&["a"]));
-    let first = w.manager.kill_pod(Some(&p), &status, Some(60));
+    let first = kill_pod(&w.manager, Some(&p), &status, Some(60));
     assert!(timeout(Duration::from_secs(10), first).await.is_err());
     assert_eq!(w.fake.cri(), ["ExecSync a-id sleep 50"]);
     assert_eq!(kill(&w, Some(&p), &status, 5).await, (vec!["StopContainer a-id 2".to_owned()], 5));
@@ -247,7 +248,8 @@ async fn a_sidecar_waits_from_the_first_signal_of_its_pod_on() {
         w.fake.log().held = Some((held.clone(), [6, ends_after].map(Duration::from_secs)));
         let begun = Instant::now();
         let status = running(&["side", "a"]);
-        let kill = w.manager.kill_pod_in_turn(Some(&p), &status, Some(5), (&[], &held));
+        let context = KillContext { over: Some(5), host_ips: &[], held: &held };
+        let kill = w.manager.kill_pod(Some(&p), &status, context);
         tokio::pin!(kill);
         let mut signals = Vec::new();
         loop {

@@ -21,8 +21,7 @@
 //! Entry points:
 //! * [`sync::RuntimeManager::sync_pod`] with a status newer than the end of the pod's last sync, and a
 //!   [`sync::SyncContext`]; its result goes to [`crate::status::reason_cache::ReasonCache`].
-//! * [`sync::RuntimeManager::kill_pod`], with the pod or, for an orphan, without; [`sync::RuntimeManager::kill_pod_in_turn`] where its
-//!   signals may be held back.
+//! * [`sync::RuntimeManager::kill_pod`], with the pod or, for an orphan, without.
 //! * [`sync::RuntimeManager::collect_garbage`] every minute, [`sync::RuntimeManager::remove_surplus`] when a container
 //!   died, [`sync::RuntimeManager::forget_expired_back_off`] with housekeeping.
 //!

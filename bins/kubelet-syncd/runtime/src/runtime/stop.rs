@@ -19,26 +19,25 @@ use kubelet_edges::runtime_service::RuntimeService;
 use kubelet_model::pod::model::{ContainerStatus, RuntimePod};
 use kubelet_model::pod::spec::{ContainerKind, PodIdentity, find_container, has_sidecar};
 
+/// How a pod is stopped.
+#[derive(Debug, Clone, Copy)]
+pub struct KillContext<'a> {
+    /// Replaces every grace period, seconds.
+    pub over: Option<i64>,
+    /// The node's addresses, primary first: for the hooks of a pod of the host's network.
+    pub host_ips: &'a [IpAddr],
+    /// Whoever makes the calls may hold signals back, and says here for how long.
+    pub held: &'a HeldBack,
+}
+
 impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
     /// Stops all running containers of the pod at once, sidecars last, then its sandboxes.
     ///
     /// `pod` is None for a pod of which only the runtime knows: then grace periods come from the containers' annotations
-    /// (or `over`), and there are no sidecars. `over` replaces every grace period, seconds.
-    pub async fn kill_pod(&self, pod: Option<&Pod>, status: &RuntimePod, over: Option<i64>) -> SyncResult {
-        self.kill_pod_in_turn(pod, status, over, (&[], &HeldBack::default())).await
-    }
-
-    /// The same with the node's addresses, primary first, for the hooks of a pod of the host's network, and where whoever makes the
-    /// calls may hold signals back, and says for how long in `held`.
-    pub async fn kill_pod_in_turn(
-        &self,
-        pod: Option<&Pod>,
-        status: &RuntimePod,
-        over: Option<i64>,
-        (host_ips, held): (&[IpAddr], &HeldBack),
-    ) -> SyncResult {
+    /// (or [`KillContext::over`]), and there are no sidecars.
+    pub async fn kill_pod(&self, pod: Option<&Pod>, status: &RuntimePod, context: KillContext<'_>) -> SyncResult {
         let identity = pod.and_then(|p| PodIdentity::of(p).ok()).or_else(|| identity_of(status));
-        self.kill_pod_of(pod, identity.as_ref(), status, over, (host_ips, held)).await
+        self.kill_pod_of(pod, identity.as_ref(), status, context).await
     }
 
     pub(super) async fn kill_pod_of(
@@ -46,16 +45,15 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         pod: Option<&Pod>,
         identity: Option<&PodIdentity>,
         status: &RuntimePod,
-        over: Option<i64>,
-        (host_ips, held): (&[IpAddr], &HeldBack),
+        context: KillContext<'_>,
     ) -> SyncResult {
         let mut result = SyncResult::default();
         let running: BTreeSet<String> = status.running().map(|c| c.name.clone()).collect();
         let before = pod.filter(|p| has_sidecar(p)).map(|p| predecessors(p, &running)).unwrap_or_default();
-        let turns = Turns::new(before, held);
-        let ip = primary_ip(pod, status, host_ips);
+        let turns = Turns::new(before, context.held);
+        let ip = primary_ip(pod, status, context.host_ips);
         let stops = status.running().map(|container| async {
-            let outcome = self.kill_one(pod, identity, container, over, (ip, &turns)).await;
+            let outcome = self.kill_one(pod, identity, container, context.over, ip, &turns).await;
             (&container.name, outcome)
         });
         for (name, outcome) in join_all(stops).await {
@@ -82,7 +80,8 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         identity: Option<&PodIdentity>,
         status: &ContainerStatus,
         over: Option<i64>,
-        (ip, turns): (Option<IpAddr>, &Turns),
+        ip: Option<IpAddr>,
+        turns: &Turns,
     ) -> Result<(), ActionError> {
         let found = pod.and_then(|p| find_container(p, &status.name).map(|found| (p, found)));
         let (kind, grace, pre_stop) = match &found {

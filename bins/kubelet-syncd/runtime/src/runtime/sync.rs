@@ -43,7 +43,7 @@ use super::result::{Action, ActionError, SyncResult};
 use super::run_options::ContainerManager;
 use super::sandbox_config::{SandboxPlan, sandbox_plan};
 use super::start::{Start, unless_cancelled};
-use super::stop::StoppedSandboxes;
+use super::stop::{KillContext, StoppedSandboxes};
 use super::userns::{NoBlockStore, Pool, UNIT, UserNamespaces};
 use kubelet_edges::runtime_service::RuntimeService;
 use kubelet_model::events::{EventSink, EventType, PodEvent};
@@ -268,7 +268,7 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         let killed = tokio::select! {
             biased;
             () = context.cancel.cancelled() => false,
-            killed = self.kill_first(pod, identity, status, &actions, (&context.facts.host_ips, &mut result)) => killed,
+            killed = self.kill_first(pod, identity, status, &actions, &context.facts.host_ips, &mut result) => killed,
         };
         if !killed {
             return result;
@@ -335,15 +335,16 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
         identity: &PodIdentity,
         status: &RuntimePod,
         actions: &PodActions,
-        (host_ips, result): (&[IpAddr], &mut SyncResult),
+        host_ips: &[IpAddr],
+        result: &mut SyncResult,
     ) -> bool {
         if actions.kill_pod {
             if !actions.create_sandbox && !status.has_ready_sandbox() && status.running().next().is_none() {
                 // As good as done; to do it again would be news, and news is a reason to look at the pod again.
                 return false;
             }
-            let held = HeldBack::default();
-            let killed = self.kill_pod_of(Some(pod), Some(identity), status, None, (host_ips, &held)).await;
+            let context = KillContext { over: None, host_ips, held: &HeldBack::default() };
+            let killed = self.kill_pod_of(Some(pod), Some(identity), status, context).await;
             let ok = killed.is_ok();
             result.actions.extend(killed.actions);
             if ok && actions.create_sandbox {

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::runtime::container_config::{MountedVolume, VolumeRoot};
-use crate::runtime::fake_runtime::{Managers, container, simple, status, sub_path, world};
+use crate::runtime::fake_runtime::{Managers, container, kill_pod, simple, status, sub_path, world};
 use crate::runtime::gc::GcPolicy;
 use crate::runtime::result::ActionError;
 use crate::runtime::run_options::{RunContainerOptions, WithoutQuota};
@@ -295,22 +295,22 @@ async fn killing_a_pod() {
         container_status("a", RunState::Running, 0),
         container_status("b", RunState::Exited, 0),
     ]);
-    assert!(w.manager.kill_pod(Some(&p), &s, None).await.is_ok());
+    assert!(kill_pod(&w.manager, Some(&p), &s, None).await.is_ok());
     assert_eq!(w.fake.cri(), ["StopContainer a-id 30", "StopContainer side-id 30", "StopPodSandbox s0"]);
-    w.manager.kill_pod(Some(&p), &s, Some(0)).await;
+    kill_pod(&w.manager, Some(&p), &s, Some(0)).await;
     assert!(w.fake.cri().contains(&"StopContainer a-id 2".to_owned()), "never less than two seconds");
     let mut orphan = s.clone();
     orphan.containers[1].pod_termination_grace = Some(12);
-    w.manager.kill_pod(None, &orphan, None).await;
+    kill_pod(&w.manager, None, &orphan, None).await;
     let lines = w.fake.take();
     assert!(
         lines.contains(&"StopContainer a-id 12".to_owned()) && lines.contains(&"StopContainer side-id 2".to_owned())
     );
     assert!(lines.contains(&"event Normal Killing spec.containers{a} Stopping container a".to_owned()));
     w.fake.fail("StopContainer a-id 30", Code::NotFound, "gone");
-    assert!(w.manager.kill_pod(Some(&p), &s, None).await.is_ok());
+    assert!(kill_pod(&w.manager, Some(&p), &s, None).await.is_ok());
     w.fake.fail("StopContainer a-id 30", Code::DeadlineExceeded, "slow");
-    let result = w.manager.kill_pod(Some(&p), &s, None).await;
+    let result = kill_pod(&w.manager, Some(&p), &s, None).await;
     assert!(result.is_transient() && result.error_text().unwrap().contains("KillContainerError"));
 }
 
@@ -353,7 +353,7 @@ async fn garbage() {
     // In one pass, and without a second stop of what was stopped.
     let mut ended = status(vec![container_status("a", RunState::Exited, 0)]);
     ended.sandboxes[0].state = SandboxState::NotReady;
-    assert!(w.manager.kill_pod(Some(&simple(&["a"])), &ended, None).await.is_ok());
+    assert!(kill_pod(&w.manager, Some(&simple(&["a"])), &ended, None).await.is_ok());
     assert_eq!(w.fake.cri(), ["StopPodSandbox s0"]);
     w.fake.fail("RemovePodSandbox s0", Code::Unknown, "busy");
     w.fake.log().failures.remove("RemoveContainer a-id");
