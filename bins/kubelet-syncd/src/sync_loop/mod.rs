@@ -9,6 +9,8 @@
 //! * [`work`] is what is done on one pod, step by step, in a task of its own; [`node`] is what all such tasks share,
 //!   and [`pod_table`] what they have found out of each pod, a record each ([`pod_records`]).
 //! * `prepare` makes what a pod needs before its first container, and again what `doubts` says; `persistent_volumes` waits for what the volume manager mounts.
+//! * [`runtime_side`] is the runtime side with its ports: [`runtime_service`] has its calls wait for their turn, [`host_files`] and
+//!   [`pod_images`] give it files and images.
 //! * [`cpu_sets`] keeps running containers on the CPUs that they are to have.
 //! * [`runtime_health`] asks the runtime how it is, rarely; [`node_cgroups`] keeps the pods' cgroup tree as a whole.
 //! * `housekeeping` is all clean-up: orphans, dead containers, what pods that are gone have left.
@@ -20,6 +22,7 @@ pub mod cpu_sets;
 mod doubts;
 pub mod events;
 pub mod evictions;
+pub mod host_files;
 mod housekeeping;
 mod image_events;
 pub mod image_fs;
@@ -30,15 +33,16 @@ pub mod loop_monitor;
 pub mod node;
 pub mod node_cgroups;
 mod persistent_volumes;
+pub mod pod_images;
 pub mod pod_records;
 pub mod pod_table;
-pub mod ports;
 mod prepare;
 pub mod prune_gate;
 mod resize;
 mod resize_port;
 mod resource_waits;
 pub mod runtime_health;
+pub mod runtime_service;
 pub mod runtime_side;
 pub mod shutdown;
 pub mod termination_messages;

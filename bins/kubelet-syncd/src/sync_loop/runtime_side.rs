@@ -14,10 +14,12 @@ use prometheus::IntCounterVec;
 use tokio_util::sync::CancellationToken;
 
 use super::events::Reporter;
+use super::host_files::VolnetdHostFiles;
 use super::node::NodeContext;
+use super::pod_images::PodImages;
 use super::pod_records::Prepared;
-use super::ports::{Files, PodImages, RateLimitedRuntime, with_take_down, with_turn};
 use super::resize_port::PodResizer;
+use super::runtime_service::{RateLimitedRuntime, with_take_down, with_turn};
 use super::{resize, view};
 use crate::cri_metrics::SandboxMetrics;
 use crate::metrics::Metrics;
@@ -64,7 +66,7 @@ pub struct Report {
 /// One for the node.
 #[derive(Debug)]
 pub struct RuntimeSide {
-    manager: RuntimeManager<RateLimitedRuntime, Files, PodImages>,
+    manager: RuntimeManager<RateLimitedRuntime, VolnetdHostFiles, PodImages>,
     /// For what no start waits for.
     cri: CriClient,
     images: Arc<ImageManager<CriClient>>,
@@ -141,7 +143,7 @@ impl RuntimeSide {
         let pre_stops = PreStops::new(Arc::new(state.clone()), state.pre_stops().as_deref());
         let manager = RuntimeManager::new(
             RateLimitedRuntime::new(cri.clone(), limiter, take_downs.clone(), pleg, metrics.sandboxes),
-            Files(volnetd),
+            VolnetdHostFiles(volnetd),
             PodImages { manager: images.clone(), keyring, reporter: reporter.clone(), starts: metrics.starts },
             reporter,
             back_off,

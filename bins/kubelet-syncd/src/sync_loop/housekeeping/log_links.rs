@@ -5,13 +5,13 @@ use kubelet_runtime::runtime::ports::HostFiles as _;
 use kubelet_runtime::runtime::stop::identity_of;
 
 use crate::ownership::Owner;
+use crate::sync_loop::host_files::VolnetdHostFiles;
 use crate::sync_loop::node::NodeContext;
-use crate::sync_loop::ports::Files;
 
 /// Links in `/var/log/containers` that a start could not make because somebody went away in the middle of it. Whoever
 /// collects logs there would never see those containers. A link that is there already is left as it is.
 pub async fn link_logs(node: &NodeContext) {
-    let files = Files(node.volnetd.clone());
+    let files = VolnetdHostFiles(node.volnetd.clone());
     for (_, pod) in node.cache.snapshot() {
         let began: Vec<_> = pod.containers.iter().filter(|one| one.state != RunState::Created).collect();
         let Some(identity) = identity_of(&pod).filter(|_| !began.is_empty()) else { continue };

@@ -1,0 +1,281 @@
+//! The runtime as syncs and ends of pods call it: what makes a sandbox or a container, or ends one, waits for its turn, and PLEG is told
+//! what is made and removed.
+//!
+//! Whose turn it is stands in a task-local and in no parameter: between the sync that has the turn and the call that takes it lie the
+//! executor of [`kubelet_runtime`] and the image manager, which know neither of turns nor of PLEG.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bulkhead_cri::{CriClient, CriError, v1};
+use bulkhead_types::{ContainerId, PodUid, SandboxId};
+
+use crate::cri_metrics::SandboxMetrics;
+use crate::start_limit::{StartLimiter, StartSlot};
+use crate::take_down::{TakeDown, TakeDowns};
+use kubelet_edges::runtime_service::RuntimeService;
+use kubelet_images::in_use::ImageHold;
+use kubelet_pleg::{Busy, Making, Pleg};
+use kubelet_runtime::stages;
+
+/// What takes longer than this (an image that is pulled, a hook) holds no slot any more.
+const SOON: Duration = Duration::from_millis(300);
+/// The end of a container that is replaced is held back until its successor is there, for so long at most. Upstream learns of the end at
+/// its next relist, up to a second later (`pkg/kubelet/kubelet.go`, genericPlegRelistPeriod): a client that changes an image and reads
+/// the status at once still finds the pod ready.
+const REPLACED: Duration = Duration::from_secs(1);
+
+/// What one sync of one pod holds while it starts something.
+#[derive(Default)]
+struct SyncHolds {
+    slot: Option<StartSlot>,
+    /// Keeps PLEG from looking at each step; the sync asks for one look at its end.
+    busy: Option<Busy>,
+}
+
+#[derive(Clone)]
+struct Turn {
+    held: Arc<Mutex<SyncHolds>>,
+    /// Images that this sync starts containers of: nobody removes them before it is over.
+    images: Arc<Mutex<Vec<ImageHold>>>,
+    pleg: Pleg,
+    uid: PodUid,
+}
+
+impl Turn {
+    fn held(&self) -> MutexGuard<'_, SyncHolds> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// PLEG looks at the end of this sync, unless it is let go before.
+    fn hold_looks(&self) {
+        let is_busy = self.held().busy.is_some();
+        if !is_busy {
+            let busy = self.pleg.busy(&self.uid);
+            self.held().busy = Some(busy);
+        }
+    }
+}
+
+tokio::task_local! {
+    /// The turn of the sync that this task does. Nothing that is called outside of a sync waits for one.
+    static TURN: Turn;
+    /// The end of a pod that this task makes.
+    static TAKE_DOWN: TakeDown;
+}
+
+/// Stops a pod; its signals and the end of its sandboxes wait for their turn.
+pub async fn with_take_down<T>(take_down: TakeDown, end: impl Future<Output = T>) -> T {
+    TAKE_DOWN.scope(take_down, end).await
+}
+
+/// Runs a sync; what it starts waits for its turn, and the turn ends with the sync at the latest.
+pub fn with_turn<T>(pleg: Pleg, uid: PodUid, sync: impl Future<Output = T>) -> impl Future<Output = T> {
+    TURN.scope(Turn { held: Arc::default(), images: Arc::default(), pleg, uid }, Box::pin(sync))
+}
+
+/// The next pod may start; PLEG still waits for the end of this sync.
+fn give_back() {
+    let _ = TURN.try_with(|turn| turn.held().slot.take());
+}
+
+/// PLEG is told what the next call makes.
+fn making() -> Option<Making> {
+    TURN.try_with(|turn| turn.pleg.making(&turn.uid)).ok()
+}
+
+/// Until the end of this sync the image stays.
+pub(super) fn keep(hold: ImageHold) {
+    let _ = TURN.try_with(|turn| turn.images.lock().unwrap_or_else(PoisonError::into_inner).push(hold));
+}
+
+/// Before something that may take long: others start, and PLEG looks.
+pub(super) fn let_go() {
+    let _ = TURN.try_with(|turn| std::mem::take(&mut *turn.held()));
+}
+
+/// Waits for something; when that takes longer than `soon`, others start meanwhile, and PLEG looks.
+fn let_go_after<T>(soon: Duration, what: impl Future<Output = T>) -> impl Future<Output = T> {
+    // Boxed, as in `stages::during`.
+    let mut what = Box::pin(what);
+    async move {
+        tokio::select! {
+            done = &mut what => done,
+            () = tokio::time::sleep(soon) => {
+                let_go();
+                what.await
+            }
+        }
+    }
+}
+
+pub(super) fn unhurried<T>(what: impl Future<Output = T>) -> impl Future<Output = T> {
+    let_go_after(SOON, what)
+}
+
+/// Waits for the end of one container of a pod that goes on.
+async fn replacing<T>(stop: impl Future<Output = T>) -> T {
+    give_back();
+    let _ = TURN.try_with(Turn::hold_looks);
+    let_go_after(REPLACED, stop).await
+}
+
+/// The runtime with bounded, fair starts and take-downs.
+#[derive(Debug, Clone)]
+pub struct RateLimitedRuntime {
+    cri: CriClient,
+    limiter: StartLimiter,
+    take_downs: TakeDowns,
+    pleg: Pleg,
+    metrics: SandboxMetrics,
+}
+
+impl RateLimitedRuntime {
+    pub fn new(
+        cri: CriClient,
+        limiter: StartLimiter,
+        take_downs: TakeDowns,
+        pleg: Pleg,
+        metrics: SandboxMetrics,
+    ) -> Self {
+        RateLimitedRuntime { cri, limiter, take_downs, pleg, metrics }
+    }
+
+    /// PLEG is told what is gone; that it was gone already is as good.
+    fn note_removal(&self, id: &str, removed: &Result<(), CriError>) {
+        if removed.is_ok() || removed.as_ref().is_err_and(CriError::is_not_found) {
+            self.pleg.removed(id);
+        }
+    }
+
+    /// Waits for the turn to start something, where a sync of this task's has none yet.
+    async fn take(&self) {
+        let Ok(turn) = TURN.try_with(Turn::clone) else { return };
+        let has_slot = turn.held().slot.is_some();
+        if !has_slot {
+            let slot = match self.limiter.try_acquire() {
+                Some(slot) => slot,
+                None => stages::waiting(self.limiter.acquire()).await,
+            };
+            turn.held().slot = Some(slot);
+        }
+        turn.hold_looks();
+    }
+}
+
+impl RuntimeService for RateLimitedRuntime {
+    async fn run_pod_sandbox(&self, config: &v1::PodSandboxConfig, handler: &str) -> Result<SandboxId, CriError> {
+        self.take().await;
+        let began = tokio::time::Instant::now();
+        let making = making();
+        let made = RuntimeService::run_pod_sandbox(&self.cri, config, handler).await;
+        self.metrics.ran(handler, began.elapsed(), made.is_ok());
+        if let (Some(making), Ok(id)) = (making, &made) {
+            making.sandbox(id);
+        }
+        made.inspect_err(|_| let_go())
+    }
+
+    async fn sandbox_ips(&self, sandbox: &SandboxId) -> Result<Vec<IpAddr>, CriError> {
+        self.cri.sandbox_ips(sandbox).await
+    }
+
+    async fn stop_pod_sandbox(&self, sandbox: &SandboxId) -> Result<(), CriError> {
+        let stop = RuntimeService::stop_pod_sandbox(&self.cri, sandbox);
+        match TAKE_DOWN.try_with(TakeDown::clone) {
+            Ok(take_down) => take_down.stop_sandbox(stop).await,
+            Err(_) => self.take_downs.stop_sandbox(stop).await,
+        }
+    }
+
+    async fn remove_pod_sandbox(&self, sandbox: &SandboxId) -> Result<(), CriError> {
+        let removed = RuntimeService::remove_pod_sandbox(&self.cri, sandbox).await;
+        self.note_removal(sandbox.as_str(), &removed);
+        removed
+    }
+
+    async fn create_container(
+        &self,
+        sandbox: &SandboxId,
+        config: v1::ContainerConfig,
+        sandbox_config: &v1::PodSandboxConfig,
+    ) -> Result<ContainerId, CriError> {
+        self.take().await;
+        let making = making();
+        let made = RuntimeService::create_container(&self.cri, sandbox, config, sandbox_config).await;
+        if let (Some(making), Ok(id)) = (making, &made) {
+            making.container(id, sandbox);
+        }
+        made.inspect_err(|_| let_go())
+    }
+
+    async fn start_container(&self, container: &ContainerId) -> Result<(), CriError> {
+        let started = RuntimeService::start_container(&self.cri, container).await;
+        give_back();
+        started
+    }
+
+    async fn stop_container(&self, container: &ContainerId, grace: i64) -> Result<(), CriError> {
+        let stop = RuntimeService::stop_container(&self.cri, container, grace);
+        match TAKE_DOWN.try_with(TakeDown::clone) {
+            Ok(take_down) => {
+                // A kill waits out a grace period.
+                let_go();
+                take_down.stop(container, stop).await
+            }
+            Err(_) => replacing(stop).await,
+        }
+    }
+
+    async fn remove_container(&self, container: &ContainerId) -> Result<(), CriError> {
+        let removed = RuntimeService::remove_container(&self.cri, container).await;
+        self.note_removal(container.as_str(), &removed);
+        removed
+    }
+
+    async fn exec_sync(&self, container: &ContainerId, command: &[String]) -> Result<v1::ExecSyncResponse, CriError> {
+        RuntimeService::exec_sync(&self.cri, container, command).await
+    }
+
+    async fn annotations(&self, container: &ContainerId) -> Result<BTreeMap<String, String>, CriError> {
+        self.cri.annotations(container).await
+    }
+
+    async fn unhurried<T: Send>(&self, what: impl Future<Output = T> + Send) -> T {
+        unhurried(what).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bulkhead_cri::DirectConnector;
+    use kubelet_pleg::PlegOptions;
+    use tokio::time::sleep;
+
+    use super::*;
+
+    fn looks_are_held() -> bool {
+        TURN.with(|turn| turn.held().busy.is_some())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_a_container_that_is_replaced_is_told_with_its_successor_or_after_a_second() {
+        let runtime =
+            CriClient::new(Arc::new(DirectConnector("/nowhere".into())), bulkhead_cri::CriDeadlines::default());
+        let (pleg, _task) = Pleg::new(runtime, PlegOptions::default(), &prometheus::Registry::new()).unwrap();
+        for (millis, held) in [(0, true), (900, true), (1100, false)] {
+            let uid = PodUid::parse("u").unwrap();
+            with_turn(pleg.clone(), uid, async {
+                replacing(sleep(Duration::from_millis(millis))).await;
+                assert_eq!(looks_are_held(), held, "{millis} ms");
+                unhurried(sleep(SOON * 2)).await;
+                assert!(!looks_are_held(), "an image that is pulled takes long");
+            })
+            .await;
+        }
+        // A pod that ends has no successor.
+        replacing(sleep(Duration::from_millis(1))).await;
+    }
+}
