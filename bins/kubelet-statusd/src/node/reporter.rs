@@ -268,11 +268,11 @@ impl Reporter {
     }
 
     async fn compute(&mut self, old: &Node, memory: &mut Memory, occasion: Occasion) -> Node {
-        if occasion == Occasion::Period || memory.addresses.is_none() {
-            self.look_at_addresses(old, memory).await;
         if occasion == Occasion::Period {
             self.fixed.facts.read_again();
         }
+        if occasion == Occasion::Period || memory.addresses.is_none() {
+            self.look_at_addresses(old, memory).await;
         }
         let view = self.view.borrow_and_update().clone();
         let storage = self.storage.borrow_and_update().problem();
