@@ -16,6 +16,7 @@ const DEFAULTS: &str = "/etc/default/kubelet";
 /// A unit for containerd that does not say what systemd is to end with it.
 const SILENT: &str = "/etc/systemd/system/containerd.service";
 const STATE: &str = "/var/lib/kubelet/bulkhead";
+const RUN: &str = "/run/kubelet";
 /// What deb-systemd-helper noted for the Kubernetes packages up to 1.28, and which those after them leave where it is.
 const NOTES: &str = "/var/lib/systemd/deb-systemd-helper-enabled";
 const ENABLED: &str = "multi-user.target.wants/kubelet.service";
@@ -80,6 +81,12 @@ fn installed_upgraded_removed_purged_and_installed_again() -> Result<()> {
     let state = machine.run(&["systemctl", "is-active", "kubelet"])?;
     ensure!(state.stdout == b"inactive\n" && processes(&machine)?.is_empty(), "{state:?}");
     untouched("downgrade")?;
+    // So it does when dpkg takes back an upgrade: its scripts have stopped nothing.
+    for taken_back in ["abort-upgrade", "abort-deconfigure"] {
+        machine
+            .shell(&format!("DPKG_MAINTSCRIPT_PACKAGE={PACKAGE} /var/lib/dpkg/info/{PACKAGE}.postinst {taken_back}"))?;
+        ensure!(machine.unit("kubelet.service")?.active == "inactive", "{taken_back} has started it");
+    }
     machine.check(&["systemctl", "start", "kubelet"])?;
     machine.wait_healthy()?;
 
@@ -102,6 +109,13 @@ fn installed_upgraded_removed_purged_and_installed_again() -> Result<()> {
     std::fs::remove_file(machine.outside(SILENT)).context("removing the unit that says nothing")?;
     machine.check(&["systemctl", "daemon-reload"])?;
     untouched("removal")?;
+
+    // Purged while a node runs from a folder: what that one uses stays, and that is told.
+    machine.shell(&format!("install -D /bin/sleep /opt/folder/kubelet-syncd; mkdir -p {RUN}"))?;
+    machine.check(&["systemd-run", "--quiet", "--unit=from-a-folder", "/opt/folder/kubelet-syncd", "infinity"])?;
+    let said = machine.shell(&format!("sh /var/lib/dpkg/info/{PACKAGE}.postrm purge 2>&1"))?;
+    ensure!(said.contains(&format!("{RUN} and {STATE} are kept")), "{said}");
+    machine.shell(&format!("test -d {RUN} && systemctl stop from-a-folder && rm -r /opt/folder"))?;
 
     // Purged while the pod runs: what says who the pod is stays, and that is told.
     let said = apt(&machine, &format!("purge {PACKAGE}"))?;
