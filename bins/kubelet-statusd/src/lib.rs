@@ -261,6 +261,7 @@ async fn write_to_the_api_server(daemon: &Daemon, state: Arc<StateDir>, api: Opt
         config: daemon.config.clone(),
         api,
         syncd: daemon.link(Process::Syncd),
+        volnetd: daemon.link(Process::Volnetd),
         evictiond: daemon.link(Process::Evictiond),
         broker: daemon.broker.clone(),
         state,
@@ -284,7 +285,7 @@ async fn write_to_the_api_server(daemon: &Daemon, state: Arc<StateDir>, api: Opt
             () = pressure_told => {}
         }
     });
-    work.spawn(certificates::run(writer.clone(), daemon.link(Process::Volnetd), known_addresses));
+    work.spawn(certificates::run(writer.clone(), known_addresses));
     work.spawn(pods::run(writer.clone(), events.clone(), facts));
     work.spawn(events::run(writer.clone(), events.clone(), own_events));
     let ended = async {

@@ -18,6 +18,7 @@ use kubelet_statusd::node::Start;
 use kubelet_statusd::node::conditions::Pressure;
 use kubelet_statusd::node::facts::Facts;
 use kubelet_statusd::node::metrics::Metrics;
+use kubelet_statusd::node::ready::SilentPeers;
 use kubelet_statusd::node::server::Server;
 use kubelet_statusd::node::starts::Starts;
 use kubelet_statusd::node::syncd_view::View;
@@ -148,6 +149,8 @@ struct Node {
     view: watch::Sender<View>,
     /// What kubelet-evictiond says.
     pressure: watch::Sender<Option<Pressure>>,
+    /// Who is silent.
+    silent_peers: watch::Sender<SilentPeers>,
     events: OwnEvents,
     task: tokio::task::JoinHandle<()>,
     reconnects: Arc<Mutex<u32>>,
@@ -236,6 +239,7 @@ fn start_again(
     first.state = state.map(Arc::new);
     let (view, receiver) = watch::channel(first);
     let (pressure, pressed) = watch::channel(None);
+    let (silent_peers, silent) = watch::channel(SilentPeers::default());
     let start = Start {
         config: Arc::new(config),
         server,
@@ -244,13 +248,14 @@ fn start_again(
         events,
         view: receiver,
         pressure: pressed,
+        silent_peers: silent,
         addresses: tokio::sync::watch::Sender::new(Vec::new()),
         progress: progress.clone(),
         starts,
     };
     let wedge = Arc::<AtomicBool>::default();
     let task = tokio::spawn(unless(wedge.clone(), kubelet_statusd::node::keep(start, clock)));
-    Node { world, view, pressure, events: recorded, task, reconnects, progress, wedge }
+    Node { world, view, pressure, silent_peers, events: recorded, task, reconnects, progress, wedge }
 }
 
 /// Polls the tasks, but not while `wedged`.
@@ -618,6 +623,21 @@ async fn images_wait_for_the_period_and_our_own_echo_is_no_news() {
     node.pass(Duration::from_secs(12)).await;
     let requests = node.take();
     assert_eq!(Node::count(&requests, STATUS) + Node::count(&requests, "GET "), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_volnetd_is_told_at_once_and_its_return() {
+    let node = start(World::default(), |_| {}, Some(well()));
+    node.pass(Duration::from_secs(2)).await;
+    assert_eq!(node.condition("Ready")["status"], "True");
+    node.silent_peers.send_replace(SilentPeers { volnetd: true, evictiond: false });
+    node.pass(Duration::from_secs(1)).await;
+    let ready = node.condition("Ready");
+    assert_eq!(ready["message"], "kubelet-volnetd is not healthy: it does not answer");
+    assert_eq!((&ready["status"], &ready["reason"]), (&json!("False"), &json!("KubeletNotReady")));
+    node.silent_peers.send_replace(SilentPeers::default());
+    node.pass(Duration::from_secs(1)).await;
+    assert_eq!(node.condition("Ready")["status"], "True");
 }
 
 #[tokio::test(start_paused = true)]

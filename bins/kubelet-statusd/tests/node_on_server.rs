@@ -16,6 +16,7 @@ use kubelet_statusd::events::{EventQueue, OwnEvents};
 use kubelet_statusd::node::Start;
 use kubelet_statusd::node::facts::Facts;
 use kubelet_statusd::node::metrics::Metrics;
+use kubelet_statusd::node::ready::SilentPeers;
 use kubelet_statusd::node::server::Server;
 use kubelet_statusd::node::starts::Starts;
 use kubelet_statusd::node::syncd_view::View;
@@ -89,6 +90,7 @@ fn start() -> Cluster {
         events,
         view: receiver,
         pressure: watch::channel(None).1,
+        silent_peers: watch::channel(SilentPeers::default()).1,
         addresses: watch::Sender::new(Vec::new()),
         progress: Progress::default(),
         starts: Starts::default(),

@@ -17,6 +17,7 @@ pub struct ApiWriter {
     pub config: Arc<NodeConfig>,
     pub api: ApiClient,
     pub syncd: Link,
+    pub volnetd: Link,
     pub evictiond: Link,
     pub broker: bulkhead_ipc::broker::BrokerClient,
     /// The process's own folder, locked.

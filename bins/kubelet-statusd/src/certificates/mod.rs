@@ -22,7 +22,6 @@ pub mod request;
 pub mod serving;
 pub mod store;
 
-use bulkhead_ipc::client::Link;
 use k8s_openapi::api::core::v1::NodeAddress;
 use tokio::sync::watch;
 
@@ -32,8 +31,8 @@ use metrics::{ClientMetrics, ServingMetrics};
 use serving::ServingCertificate;
 
 /// Keeps the certificates that the configuration has the node ask for, until the daemon is to stop. `addresses`: the Node's.
-pub async fn run(writer: ApiWriter, volnetd: Link, addresses: watch::Receiver<Vec<NodeAddress>>) {
-    let (client, serving) = match (client(&writer, &volnetd), serving(&writer, volnetd.clone(), addresses)) {
+pub async fn run(writer: ApiWriter, addresses: watch::Receiver<Vec<NodeAddress>>) {
+    let (client, serving) = match (client(&writer), serving(&writer, addresses)) {
         (Ok(client), Ok(serving)) => (client, serving),
         (Err(error), _) | (_, Err(error)) => {
             // Only a second instance in one process can meet this.
@@ -57,23 +56,22 @@ pub async fn run(writer: ApiWriter, volnetd: Link, addresses: watch::Receiver<Ve
     }
 }
 
-fn client(writer: &ApiWriter, volnetd: &Link) -> prometheus::Result<Option<ClientCertificate>> {
-    let ApiWriter { config, api, broker, state, registry, .. } = writer;
+fn client(writer: &ApiWriter) -> prometheus::Result<Option<ClientCertificate>> {
+    let ApiWriter { config, api, broker, volnetd, state, registry, .. } = writer;
     let metrics = config.rotates_client().then(|| ClientMetrics::register(registry)).transpose()?;
     Ok(ClientCertificate::new(config.clone(), api.clone(), broker.clone(), volnetd.clone(), state.clone(), metrics))
 }
 
 fn serving(
     writer: &ApiWriter,
-    volnetd: Link,
     addresses: watch::Receiver<Vec<NodeAddress>>,
 ) -> prometheus::Result<Option<ServingCertificate>> {
-    let ApiWriter { config, api, broker, state, registry, .. } = writer;
+    let ApiWriter { config, api, broker, volnetd, state, registry, .. } = writer;
     // Without a server nobody would be shown it.
     if !config.asks_for_serving() || !config.serves_https() {
         return Ok(None);
     }
     let metrics = ServingMetrics::register(registry)?;
-    let disk = (broker.clone(), volnetd);
+    let disk = (broker.clone(), volnetd.clone());
     Ok(Some(ServingCertificate::new(config, api.clone(), disk, state.clone(), metrics, addresses)))
 }

@@ -9,6 +9,7 @@
 //! | `lease`, `csinode` | the two objects beside it |
 //! | `pod_certificates` | requests for certificates of pods |
 //! | `csi_drivers`, `csi_claims` | what drivers change on Node, CSINode and claims |
+//! | `silence` | who has been silent for longer than a restart takes |
 //! | `syncd_view`, `facts` | what is known: of the pods' side, the machine (its network: `bulkhead_daemon::addresses`) |
 //! | `server`, `reporter`, `csi_writer`, `metrics` | the shells |
 
@@ -30,6 +31,7 @@ pub mod pressure_view;
 pub mod ready;
 pub mod reporter;
 pub mod server;
+mod silence;
 pub mod starts;
 pub mod status;
 pub mod syncd_view;
@@ -48,6 +50,7 @@ use conditions::Pressure;
 use csinode::Progress;
 use facts::Facts;
 use metrics::Metrics;
+use ready::SilentPeers;
 use reporter::{Clock, Reporter};
 use server::Server;
 use starts::Starts;
@@ -83,8 +86,11 @@ pub async fn run(
         let progress = writer.progress.clone();
         let starts = Starts::load(writer.state.clone(), &config.start_id);
         let storage = csi_writer::run(server.clone(), metrics.clone(), writer.syncd.clone(), progress.clone());
-        let start = Start { config, server, facts, metrics, events, view, pressure, addresses, progress, starts };
-        tokio::join!(keep(start, Timestamp::now), storage);
+        let (silence, silent_peers) = watch::channel(SilentPeers::default());
+        let silence = silence::follow(writer.volnetd.clone(), writer.evictiond.clone(), silence);
+        let start =
+            Start { config, server, facts, metrics, events, view, pressure, silent_peers, addresses, progress, starts };
+        tokio::join!(keep(start, Timestamp::now), storage, silence);
     };
     tokio::select! {
         () = stop.cancelled() => {}
@@ -103,6 +109,8 @@ pub struct Start {
     pub view: watch::Receiver<View>,
     /// What presses on the node; `None`: not known yet.
     pub pressure: watch::Receiver<Option<Pressure>>,
+    /// Who has not answered for longer than a restart takes.
+    pub silent_peers: watch::Receiver<SilentPeers>,
     /// Is told the addresses that the Node has.
     pub addresses: watch::Sender<Vec<NodeAddress>>,
     /// Where each task registers with the watchdog.
@@ -113,7 +121,8 @@ pub struct Start {
 
 /// The tasks over one connection to the API server. Ends only with its future.
 pub async fn keep(start: Start, clock: Clock) {
-    let Start { config, server, facts, metrics, events, view, pressure, addresses, progress, starts } = start;
+    let Start { config, server, facts, metrics, events, view, pressure, silent_peers, addresses, progress, starts } =
+        start;
     let with_heartbeat = |name| server.with_heartbeat(progress.register(name, progress::LOOP_BOUND));
     let event = |kind, reason: &str, message: &str| {
         events.record(Record {
@@ -148,6 +157,7 @@ pub async fn keep(start: Start, clock: Clock) {
         events,
         view,
         pressure,
+        silent_peers,
         storage,
         addresses,
         clock,

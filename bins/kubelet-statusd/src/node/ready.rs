@@ -1,8 +1,8 @@
 //! Whether the node works, and the words for it: the Ready condition out of what the other processes say. Pure.
 //!
 //! Texts, order and aggregation are upstream's (`pkg/kubelet/runtime.go`, `nodestatus/setters.go`,
-//! `apimachinery/pkg/util/errors`). Two sentences are our own, because one process has become four: that kubelet-syncd does
-//! not answer, and that its loop stands still.
+//! `apimachinery/pkg/util/errors`). Two sentences are our own, because one process has become four: that one of
+//! the others does not answer, and that kubelet-syncd's loop stands still.
 
 use std::time::Duration;
 
@@ -26,10 +26,18 @@ pub enum Syncd<'a> {
     Silent,
 }
 
+/// Which of the other two processes that the node cannot do without has been silent for longer than a restart takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SilentPeers {
+    pub volnetd: bool,
+    pub evictiond: bool,
+}
+
 /// Everything that Ready depends on.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs<'a> {
     pub syncd: Syncd<'a>,
+    pub silent_peers: SilentPeers,
     /// Why the CSINode object does not stand yet.
     pub storage: Option<&'a str>,
     pub shutting_down: bool,
@@ -53,8 +61,16 @@ pub struct Ready {
 pub fn ready(inputs: &Inputs<'_>) -> Ready {
     let mut errors = Vec::new();
     match inputs.syncd {
-        Syncd::Silent => errors.push("kubelet-syncd is not healthy: it does not answer".to_owned()),
+        Syncd::Silent => errors.push(does_not_answer("kubelet-syncd")),
         Syncd::Says(state) => errors.extend(runtime(state, inputs.sync_frequency)),
+    }
+    // Without it nothing starts, restarts or ends, and what syncd says of the runtime stays well.
+    if inputs.silent_peers.volnetd {
+        errors.push(does_not_answer("kubelet-volnetd"));
+    }
+    // Without it the pressures stay at its last word, whatever has become of memory and disks.
+    if inputs.silent_peers.evictiond {
+        errors.push(does_not_answer("kubelet-evictiond"));
     }
     errors.extend(inputs.storage.map(str::to_owned));
     if inputs.shutting_down {
@@ -71,6 +87,10 @@ pub fn ready(inputs: &Inputs<'_>) -> Ready {
         condition.message = format!("{}. WARNING: {warning}", condition.message);
     }
     condition
+}
+
+fn does_not_answer(process: &str) -> String {
+    format!("{process} is not healthy: it does not answer")
 }
 
 fn runtime(state: &NodeState, sync_frequency: Duration) -> Vec<String> {
@@ -144,6 +164,7 @@ mod tests {
     fn inputs<'a>(syncd: Syncd<'a>) -> Inputs<'a> {
         Inputs {
             syncd,
+            silent_peers: SilentPeers::default(),
             storage: None,
             shutting_down: false,
             missing_capacity: &[],
@@ -238,6 +259,25 @@ mod tests {
             all.message,
             "[CSINode is not yet initialized, node is shutting down, missing node capacity for resources: cpu, pods]"
         );
+    }
+
+    #[test]
+    fn a_process_that_is_silent_for_long_is_named() {
+        let state = well();
+        for (volnetd, evictiond, expected) in [
+            (false, false, "kubelet is posting ready status"),
+            (true, false, "kubelet-volnetd is not healthy: it does not answer"),
+            (false, true, "kubelet-evictiond is not healthy: it does not answer"),
+            (
+                true,
+                true,
+                "[kubelet-volnetd is not healthy: it does not answer, kubelet-evictiond is not healthy: it does not answer]",
+            ),
+        ] {
+            let silent_peers = SilentPeers { volnetd, evictiond };
+            let got = ready(&Inputs { silent_peers, ..inputs(Syncd::Says(&state)) });
+            assert_eq!((got.ready, got.message.as_str()), (!volnetd && !evictiond, expected));
+        }
     }
 
     #[test]

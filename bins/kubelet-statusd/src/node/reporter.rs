@@ -22,6 +22,7 @@ use super::cadence::{Cadence, jittered};
 use super::conditions::{Pressure, ReportedConditions};
 use super::csinode::Progress;
 use super::metrics::Metrics;
+use super::ready::SilentPeers;
 use super::server::{RequestError, Server};
 use super::starts::Starts;
 use super::status::{self, Change, Fixed, Now};
@@ -53,6 +54,7 @@ pub struct Reporter {
     pub events: EventQueue,
     pub view: watch::Receiver<View>,
     pub pressure: watch::Receiver<Option<Pressure>>,
+    pub silent_peers: watch::Receiver<SilentPeers>,
     pub storage: watch::Receiver<Progress>,
     /// Is told the addresses that were found out last.
     pub addresses: watch::Sender<Vec<NodeAddress>>,
@@ -115,7 +117,7 @@ impl Reporter {
             self.report(&mut memory, Occasion::Period).await;
             let next = Instant::now() + jittered(frequency, JITTER, random_fraction());
             for hurried in 0_u32.. {
-                let news = news(&mut self.view, &mut self.pressure, &mut self.storage);
+                let news = news(&mut self.view, &mut self.pressure, &mut self.silent_peers, &mut self.storage);
                 if self.server.rests(tokio::time::timeout_at(next, news)).await.is_err() {
                     break;
                 }
@@ -280,6 +282,7 @@ impl Reporter {
             time: whole_second((self.clock)()),
             known: view.state.as_deref(),
             silent: view.is_silent(Instant::now()) || view.state.is_none(),
+            silent_peers: *self.silent_peers.borrow_and_update(),
             addresses: memory.addresses.as_ref(),
             pressure: *self.pressure.borrow_and_update(),
             storage: storage.as_deref(),
@@ -348,12 +351,14 @@ impl Reporter {
 async fn news(
     view: &mut watch::Receiver<View>,
     pressure: &mut watch::Receiver<Option<Pressure>>,
+    silent_peers: &mut watch::Receiver<SilentPeers>,
     storage: &mut watch::Receiver<Progress>,
 ) {
     // A sender that has ended (the CSINode's, once it stands) has no more news.
     tokio::select! {
         Ok(()) = view.changed() => {}
         Ok(()) = pressure.changed() => {}
+        Ok(()) = silent_peers.changed() => {}
         Ok(()) = storage.changed() => {}
         else => std::future::pending::<()>().await,
     }

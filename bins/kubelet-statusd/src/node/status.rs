@@ -18,7 +18,7 @@ use super::addresses::{Decision, PROVIDED_NODE_IP};
 use super::conditions::{self, Pressure};
 use super::facts::Facts;
 use super::object::{self, set_or_remove};
-use super::ready::{self, Syncd};
+use super::ready::{self, SilentPeers, Syncd};
 
 /// What does not change while the process runs, but for the name of the operating system ([`Facts::read_again`]).
 #[derive(Debug, Clone)]
@@ -41,6 +41,8 @@ pub struct Now<'a> {
     pub known: Option<&'a NodeState>,
     /// It has been silent for longer than a restart takes, or never spoken in that time.
     pub silent: bool,
+    /// Which of the others have been.
+    pub silent_peers: SilentPeers,
     /// None: they cannot be said now and stay.
     pub addresses: Option<&'a Decision>,
     /// `None`: kubelet-evictiond has not said yet.
@@ -76,6 +78,7 @@ pub fn next(old: &Node, fixed: &Fixed, now: &Now<'_>) -> (Node, Vec<&'static str
     };
     let ready = ready::ready(&ready::Inputs {
         syncd,
+        silent_peers: now.silent_peers,
         storage: now.storage,
         shutting_down: now.shutting_down,
         missing_capacity: &missing,

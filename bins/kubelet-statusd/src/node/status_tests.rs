@@ -81,6 +81,7 @@ fn now<'a>(state: Option<&'a NodeState>, decision: Option<&'a Decision>, time: i
         time: Timestamp::from_second(1_795_223_923 + time).unwrap(),
         known: state,
         silent: false,
+        silent_peers: SilentPeers::default(),
         addresses: decision,
         pressure: Some(Pressure::default()),
         storage: None,
