@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::sync::Notify;
@@ -17,6 +18,8 @@ use crate::oldest_first::OldestFirst;
 const CAPACITY: usize = 1000;
 /// And so many bytes of them.
 const BYTES_MAX: usize = 1 << 20;
+/// Further behind the last event's time than this the clock was set back, and what came before is no measure any more.
+const SET_BACK: Duration = Duration::from_secs(1);
 /// Pods whose resource version is remembered; more than a node runs.
 const VERSIONS: usize = 4096;
 
@@ -72,8 +75,7 @@ impl EventQueue {
     /// A time that no other event of this process has.
     fn unique_time(&self, now: Timestamp) -> Timestamp {
         let mut last = lock(&self.shared.last);
-        let next = last.as_nanosecond().saturating_add(1);
-        *last = if *last < now { now } else { Timestamp::from_nanosecond(next).unwrap_or(now) };
+        *last = time_after(*last, now);
         *last
     }
 
@@ -89,6 +91,14 @@ impl EventQueue {
     pub fn pod_version(&self, uid: &str) -> Option<String> {
         lock(&self.shared.versions).get(&hash(uid)).cloned()
     }
+}
+
+/// The next event's time, unlike the last one's. Of a clock that was far ahead for a while nothing stays.
+fn time_after(last: Timestamp, now: Timestamp) -> Timestamp {
+    if last < now || last.duration_since(now).unsigned_abs() > SET_BACK {
+        return now;
+    }
+    Timestamp::from_nanosecond(last.as_nanosecond().saturating_add(1)).unwrap_or(now)
 }
 
 impl OwnEvents {
@@ -146,6 +156,22 @@ mod tests {
             assert_eq!(event.message, i.to_string());
             assert!(event.time > last);
             last = event.time;
+        }
+    }
+
+    #[test]
+    fn times_are_unlike_and_of_the_clock_as_it_is() {
+        let now = Timestamp::from_second(1_800_000_000).unwrap();
+        let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3600));
+        let nanosecond = Duration::from_nanos(1);
+        for (what, last, expected) in [
+            ("the first", Timestamp::MIN, now),
+            ("later", now - second, now),
+            ("at once", now, now + nanosecond),
+            ("many at once", now + second, now + second + nanosecond),
+            ("the clock was an hour ahead", now + hour, now),
+        ] {
+            assert_eq!(time_after(last, now), expected, "{what}");
         }
     }
 
