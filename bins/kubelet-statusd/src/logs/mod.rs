@@ -112,8 +112,11 @@ impl ContainerLogs {
         if !pod.container_names.contains(&place.container) {
             return Err(Refusal::NoContainer { container: place.container.clone(), pod: pod.name });
         }
-        let status: PodStatus = serde_json::from_slice(&pod.status_json).unwrap_or_default();
+        let status = status_of(&pod)?;
         let whole_id = instance::choose(&status, &pod.name, &place.container, options.previous)?;
+        if pod.instances.is_none() {
+            return Err(not_asked_yet());
+        }
         let id = whole_id.split_once("://").map_or(whole_id, |(_, id)| id);
         let number = log_number(&pod, &place.container, id).ok_or_else(|| Refusal::NoLog(whole_id.to_owned()))?;
         let source = Brokered {
@@ -137,6 +140,20 @@ impl ContainerLogs {
             .map_err(|error| Refusal::NoBroker(bulkhead_types::chain(&error)))?;
         Ok(answer::stream(follow::pieces(reading, following)))
     }
+}
+
+/// What kubelet-syncd computed, and until it has what the API server has, as upstream's GetKubeletContainerLogs.
+fn status_of(pod: &PodState) -> Result<PodStatus, Refusal> {
+    let of_server = pod.api.as_ref().map_or(&[][..], |api| &api.status_json[..]);
+    match [&pod.status_json[..], of_server].into_iter().find(|status| !status.is_empty()) {
+        Some(status) => Ok(serde_json::from_slice(status).unwrap_or_default()),
+        None if pod.instances.is_none() => Err(not_asked_yet()),
+        None => Ok(PodStatus::default()),
+    }
+}
+
+fn not_asked_yet() -> Refusal {
+    Refusal::NoWord("it has not asked the runtime about the pod yet".to_owned())
 }
 
 fn log_number(pod: &PodState, container: &str, id: &str) -> Option<u32> {
@@ -200,7 +217,7 @@ fn seconds_ago(now: SystemTime, seconds: i64) -> Moment {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bulkhead_ipc::syncd::{ContainerInstance, Instances};
+    use bulkhead_ipc::syncd::{ApiObject, ContainerInstance, Instances};
 
     #[test]
     fn a_log_is_found_by_what_the_runtime_has() {
@@ -217,6 +234,23 @@ mod tests {
         assert_eq!(log_number(&pod, "d", "a"), None, "another container's");
         assert_eq!(log_number(&pod, "d", "x"), None, "its log is elsewhere");
         assert_eq!(log_number(&PodState::default(), "c", "a"), None);
+    }
+
+    #[test]
+    fn until_a_status_is_computed_the_api_server_s_counts() {
+        let json = |phase: &str| format!(r#"{{"phase":"{phase}"}}"#).into_bytes();
+        let api = |status_json| Some(ApiObject { status_json, ..ApiObject::default() });
+        let instances = Some(Instances::default());
+        for (pod, expected) in [
+            (PodState { status_json: json("Running"), api: api(json("Pending")), ..PodState::default() }, "Running"),
+            (PodState { api: api(json("Pending")), ..PodState::default() }, "Pending"),
+            (PodState { instances: instances.clone(), ..PodState::default() }, ""),
+            (PodState { api: api(Vec::new()), instances, ..PodState::default() }, ""),
+        ] {
+            assert_eq!(status_of(&pod).unwrap().phase.unwrap_or_default(), expected);
+        }
+        let refusal = status_of(&PodState::default()).unwrap_err();
+        assert_eq!(refusal.status(), StatusCode::SERVICE_UNAVAILABLE);
     }
 
     #[test]
