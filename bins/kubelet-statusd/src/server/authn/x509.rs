@@ -11,7 +11,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 use rustls::{DistinguishedName, RootCertStore};
 use sha2::{Digest as _, Sha256};
-use x509_parser::prelude::{FromDer as _, X509Certificate};
+use x509_parser::prelude::{FromDer as _, ParsedExtension, X509Certificate};
 
 use super::identity::Identity;
 
@@ -46,6 +46,7 @@ pub enum CertificateError {
 #[derive(Debug)]
 pub struct ClientAuthority {
     verifier: Arc<dyn ClientCertVerifier>,
+    certificates: Vec<CertificateDer<'static>>,
     subjects: Vec<DistinguishedName>,
 }
 
@@ -58,7 +59,7 @@ impl ClientAuthority {
         let all: Vec<CertificateDer<'static>> =
             CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().map_err(|_| AuthorityError::Pem)?;
         let mut roots = RootCertStore::empty();
-        let (_, unusable) = roots.add_parsable_certificates(all);
+        let (_, unusable) = roots.add_parsable_certificates(all.iter().cloned());
         if unusable > 0 {
             tracing::warn!(unusable, "certificates of clientCAFile are left out: they cannot be used");
         }
@@ -67,7 +68,7 @@ impl ClientAuthority {
         }
         let subjects = roots.subjects();
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build()?;
-        Ok(ClientAuthority { verifier, subjects })
+        Ok(ClientAuthority { verifier, certificates: all, subjects })
     }
 
     /// Names of the authorities, for the handshake's hint.
@@ -83,10 +84,43 @@ impl ClientAuthority {
     pub fn identify(&self, chain: &[CertificateDer<'_>]) -> Result<Option<Identity>, CertificateError> {
         let Some((own, between)) = chain.split_first() else { return Ok(None) };
         let (_, parsed) = X509Certificate::from_der(own).map_err(|_| CertificateError::Malformed)?;
-        self.verifier
-            .verify_client_cert(own, between, UnixTime::now())
-            .map_err(|source| CertificateError::Unverified { serial: parsed.raw_serial_as_string(), source })?;
+        let now = UnixTime::now();
+        let verified = if self.certificates.contains(own) {
+            of_the_bundle(&parsed, now).map_err(rustls::Error::from)
+        } else {
+            self.verifier.verify_client_cert(own, between, now).map(drop)
+        };
+        verified.map_err(|source| CertificateError::Unverified { serial: parsed.raw_serial_as_string(), source })?;
         identity(own, &parsed)
+    }
+}
+
+/// A certificate that is itself in the bundle needs no other to vouch for it, be it an authority's or not (Go's
+/// `Certificate.Verify`; webpki takes no authority's for a client's).
+fn of_the_bundle(certificate: &X509Certificate<'_>, now: UnixTime) -> Result<(), rustls::CertificateError> {
+    let unread = |extension: &ParsedExtension<'_>| {
+        matches!(
+            extension,
+            ParsedExtension::UnsupportedExtension { .. }
+                | ParsedExtension::ParseError { .. }
+                | ParsedExtension::Unparsed
+        )
+    };
+    if certificate.extensions().iter().any(|extension| extension.critical && unread(extension.parsed_extension())) {
+        return Err(rustls::CertificateError::UnhandledCriticalExtension);
+    }
+    let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+    if now < certificate.validity().not_before.timestamp() {
+        return Err(rustls::CertificateError::NotValidYet);
+    }
+    if now > certificate.validity().not_after.timestamp() {
+        return Err(rustls::CertificateError::Expired);
+    }
+    match certificate.extended_key_usage() {
+        Ok(None) => Ok(()),
+        Ok(Some(usage)) if usage.value.any || usage.value.client_auth => Ok(()),
+        Ok(Some(_)) => Err(rustls::CertificateError::InvalidPurpose),
+        Err(_) => Err(rustls::CertificateError::BadEncoding),
     }
 }
 

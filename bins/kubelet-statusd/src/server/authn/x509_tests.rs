@@ -107,3 +107,38 @@ fn bundles() {
     let garbage = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     assert!(matches!(of(garbage), Err(AuthorityError::Empty)));
 }
+
+#[test]
+fn a_certificate_of_the_bundle_vouches_for_itself() {
+    let (now, day) = (SystemTime::now(), Duration::from_secs(86400));
+    let own = |change: &dyn Fn(&mut CertificateParams)| {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, "admin");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        change(&mut params);
+        params.self_signed(&KeyPair::generate().unwrap()).unwrap()
+    };
+    let critical = || {
+        let mut extension = rcgen::CustomExtension::from_oid_content(&[1, 3, 6, 1, 4, 1, 57683, 99], vec![5, 0]);
+        extension.set_criticality(true);
+        extension
+    };
+    type Case<'a> = (&'a str, bool, &'a dyn Fn(&mut CertificateParams));
+    let cases: [Case<'_>; 8] = [
+        ("an authority's", true, &|_| {}),
+        ("nobody's authority", true, &|params| params.is_ca = IsCa::ExplicitNoCa),
+        ("for clients", true, &|params| params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth]),
+        ("for everything", true, &|params| params.extended_key_usages = vec![ExtendedKeyUsagePurpose::Any]),
+        ("for servers", false, &|params| params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth]),
+        ("expired", false, &|params| params.not_after = (now - day).into()),
+        ("not yet valid", false, &|params| params.not_before = (now + day).into()),
+        ("with what nobody knows", false, &|params| params.custom_extensions = vec![critical()]),
+    ];
+    for (what, believed, change) in cases {
+        let certificate = own(change);
+        let found = authority(&certificate.pem()).identify(&[certificate.der().clone()]);
+        assert_eq!(found.is_ok_and(|who| who.is_some()), believed, "{what}");
+        let elsewhere = authority(&ca("ca", None).pem).identify(&[certificate.der().clone()]);
+        assert!(elsewhere.is_err(), "{what}, of another bundle");
+    }
+}

@@ -56,3 +56,7 @@ impl Serving {
         self.authority.borrow().clone()
     }
 }
+
+#[cfg(test)]
+#[path = "handshake_tests.rs"]
+mod tests;

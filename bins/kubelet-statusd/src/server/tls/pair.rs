@@ -11,8 +11,8 @@ use rcgen::{
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert, ServerSessionMemoryCache, WantsServerCert};
-use rustls::sign::CertifiedKey;
-use rustls::{ConfigBuilder, ServerConfig};
+use rustls::sign::{CertifiedKey, SigningKey, SingleCertAndKey};
+use rustls::{ConfigBuilder, InconsistentKeys, ServerConfig};
 
 use super::anyone::Anyone;
 use super::policy::Policy;
@@ -56,10 +56,24 @@ pub fn server_config(
         return Err(PairError::NoCertificate);
     }
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| PairError::NoKey)?;
-    let mut config = builder(policy, authority)?.with_single_cert(chain, key).map_err(PairError::Unfit)?;
+    let key = policy.provider.key_provider.load_private_key(key).map_err(PairError::Unfit)?;
+    are_a_pair(&chain[0], &*key).map_err(PairError::Unfit)?;
+    let pair = SingleCertAndKey::from(CertifiedKey::new(chain, key));
+    let mut config = builder(policy, authority)?.with_cert_resolver(Arc::new(pair));
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     config.session_storage = ServerSessionMemoryCache::new(SESSIONS);
     Ok(config)
+}
+
+/// Whether the certificate is of that key. Compared here because rustls reads certificates of X.509 version 3 alone, and one of
+/// version 1 can be served as well (Go's `tls.X509KeyPair`).
+fn are_a_pair(certificate: &CertificateDer<'_>, key: &dyn SigningKey) -> Result<(), rustls::Error> {
+    let (_, certificate) = x509_parser::parse_x509_certificate(certificate)
+        .map_err(|_| rustls::Error::InvalidCertificate(rustls::CertificateError::BadEncoding))?;
+    match key.public_key() {
+        Some(public) if public.as_ref() != certificate.public_key().raw => Err(InconsistentKeys::KeyMismatch.into()),
+        _ => Ok(()),
+    }
 }
 
 /// What new connections get while there is no certificate for them: a handshake that fails at once.
