@@ -42,6 +42,29 @@ pub enum CallError {
     Body(#[source] kube::Error),
 }
 
+impl CallError {
+    /// Whether an error of a [`kube::Client`] is that of a connection that stood and was lost, so that the same request may be
+    /// answered on the next one: no server that refuses connections or cannot be reached at all, and no want of credentials.
+    pub fn is_lost_connection(error: &(dyn std::error::Error + 'static)) -> bool {
+        causes(error).any(|cause| match cause.downcast_ref() {
+            Some(CallError::Transport { source, .. }) => !source.is_connect() || causes(source).any(is_reset),
+            Some(CallError::Deadline { .. }) => true,
+            _ => false,
+        })
+    }
+}
+
+fn causes<'a>(
+    error: &'a (dyn std::error::Error + 'static),
+) -> impl Iterator<Item = &'a (dyn std::error::Error + 'static)> {
+    std::iter::successors(Some(error), |error| error.source())
+}
+
+fn is_reset(cause: &(dyn std::error::Error + 'static)) -> bool {
+    let error = cause.downcast_ref::<std::io::Error>();
+    error.is_some_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset)
+}
+
 /// Sends a lane's requests. `kube::Client` wraps it.
 #[derive(Clone)]
 pub(crate) struct LaneService {

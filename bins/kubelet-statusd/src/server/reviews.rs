@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use bulkhead_apiclient::{ApiClient, Lane, random_fraction};
+use bulkhead_apiclient::{ApiClient, CallError, Lane, random_fraction};
 use http::{Method, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Limited};
 use serde::{Deserialize, Serialize};
@@ -27,8 +27,9 @@ const MAX_ANSWER: usize = 1 << 20;
 /// Why it is not known. None of the texts holds what was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum ReviewError {
-    #[error("the API server was not reached: {0}")]
-    NoAnswer(String),
+    /// `lost`: the connection stood, and was lost under the question.
+    #[error("the API server was not reached: {text}")]
+    NoAnswer { text: String, lost: bool },
     #[error("the API server answered {status}: {message}")]
     Refused { status: StatusCode, reason: String, message: String, retry_after: bool },
     #[error("the API server's answer is no review")]
@@ -38,10 +39,11 @@ pub enum ReviewError {
 }
 
 impl ReviewError {
-    /// Whether the same question may have another answer soon (upstream's DefaultShouldRetry).
+    /// Whether the same question may have another answer soon (upstream's DefaultShouldRetry: a connection that was reset or lost,
+    /// none that was refused).
     fn is_passing(&self) -> bool {
         match self {
-            ReviewError::NoAnswer(_) => true,
+            ReviewError::NoAnswer { lost, .. } => *lost,
             ReviewError::Refused { status, reason, retry_after, .. } => {
                 *retry_after
                     || *status == StatusCode::TOO_MANY_REQUESTS
@@ -264,12 +266,15 @@ impl Reviews {
             .body(kube::client::Body::from(body))
             .map_err(|_| ReviewError::Unreadable)?;
         let (status, outcome) = match client.send(request).await {
-            Err(error) => (None, Err(ReviewError::NoAnswer(bulkhead_types::chain(&error)))),
+            Err(error) => {
+                let (text, lost) = (bulkhead_types::chain(&error), CallError::is_lost_connection(&error));
+                (None, Err(ReviewError::NoAnswer { text, lost }))
+            }
             Ok(response) => {
                 let (head, body) = response.into_parts();
                 let body = Limited::new(body, MAX_ANSWER).collect().await;
                 let outcome = match body {
-                    Err(error) => Err(ReviewError::NoAnswer(error.to_string())),
+                    Err(error) => Err(ReviewError::NoAnswer { text: error.to_string(), lost: true }),
                     Ok(body) => read(head.status, head.headers.contains_key(header::RETRY_AFTER), &body.to_bytes()),
                 };
                 (Some(head.status), outcome)
@@ -351,7 +356,9 @@ mod tests {
             let error = token(status, retry_after, json!({"reason": reason})).unwrap_err();
             assert_eq!(error.is_passing(), passing, "{status} {reason}");
         }
-        assert!(ReviewError::NoAnswer("reset".into()).is_passing());
+        for lost in [true, false] {
+            assert_eq!(ReviewError::NoAnswer { text: "no".into(), lost }.is_passing(), lost);
+        }
         assert!(matches!(read::<AccessStatus>(StatusCode::OK, false, b"<html>"), Err(ReviewError::Unreadable)));
         let long = json!({"message": "\u{e9}".repeat(1000)}).to_string();
         let error = read::<AccessStatus>(StatusCode::FORBIDDEN, false, long.as_bytes()).unwrap_err();

@@ -13,6 +13,7 @@ use bulkhead_testkit::apiserver::faults::{Action, Rule};
 use bulkhead_testkit::apiserver::identity::{MASTERS, User};
 use bulkhead_testkit::cluster::client::Credential;
 use bulkhead_types::GoDuration;
+use kubelet_statusd::server::tls::pair::self_signed;
 use rcgen::{DnType, ExtendedKeyUsagePurpose};
 
 use crate::https::world::{Ca, Plan, eventually, said, start, token};
@@ -75,10 +76,23 @@ fn authorities_change_while_it_runs() {
     eventually("both are believed", || (world.get(&first, "/x").0, world.get(&second, "/x").0) == (404, 404));
     world.files.put(CredentialFile::ClientCa, &next.pem);
     eventually("only the new one is", || (world.get(&first, "/x").0, world.get(&second, "/x").0) == (401, 404));
-    world.files.put(CredentialFile::ClientCa, "nonsense");
-    world.files.put(CredentialFile::ServingKey, "nonsense");
-    std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(world.get(&second, "/x").0, 404, "what is broken changes nothing");
+    // What is broken changes nothing; what was put with it, and is read after it, shows that it has been read.
+    let shown = || world.with(&Credential::Nothing).certificates().unwrap()[0].clone();
+    let (before, pair) = (shown(), self_signed("renewed", &[]).unwrap());
+    world.files.put_all([
+        (CredentialFile::ClientCa, "nonsense".to_owned()),
+        (CredentialFile::ServingCertificate, pair.certificates),
+        (CredentialFile::ServingKey, pair.key),
+    ]);
+    eventually("the other pair is shown", || shown() != before);
+    assert_eq!((world.get(&first, "/x").0, world.get(&second, "/x").0), (401, 404), "no authority can be read");
+    let before = shown();
+    world.files.put_all([
+        (CredentialFile::ServingKey, "nonsense".to_owned()),
+        (CredentialFile::ClientCa, format!("{}{}", world.ca.pem, next.pem)),
+    ]);
+    eventually("both are believed again", || (world.get(&first, "/x").0, world.get(&second, "/x").0) == (404, 404));
+    assert_eq!(shown(), before, "the key cannot be read");
 }
 
 #[test]
@@ -145,6 +159,8 @@ fn without_the_api_server_no_new_token_is_accepted_and_cached_ones_are() {
     world.api.as_ref().unwrap().stop();
     assert_eq!(world.get(&token("good"), "/x").0, 404, "both answers are remembered");
     assert!(refused(&world.get(&token("new"), "/x")));
+    let asked = world.metric("apiserver_delegated_authn_request_total", &[("code", "<error>")]);
+    assert_eq!(asked, 1.0, "who refuses a connection is not asked again");
     let (status, body) = world.get(&token("good"), "/pods");
     assert_eq!(status, 500);
     assert_eq!(body, "Authorization error (user=admin, verb=get, resource=nodes, subresource=pods)");

@@ -43,6 +43,7 @@ async fn a_kubeconfig_that_comes_later() {
     source.remove(CredentialFile::Kubeconfig);
     let api = client(&source);
     let error = soon(nodes(&api).get("n")).await.unwrap_err();
+    assert!(!CallError::is_lost_connection(&error), "{error:?}");
     let kube::Error::Service(error) = error else { panic!("{error:?}") };
     assert!(matches!(error.downcast_ref(), Some(CallError::NoCredentials)), "{error:?}");
     let text = kubeconfig(&format!("server: \"{}\"", server.url()), "token: t");

@@ -107,6 +107,7 @@ async fn a_connection_that_takes_and_never_answers_is_not_used_again() {
     let nodes: Api<Node> = Api::all(api.client(Lane::Heartbeat));
     let error = soon(nodes.get("n")).await.unwrap_err();
     assert!(matches!(call_error(&error), Some(CallError::Deadline { .. })), "{error:?}");
+    assert!(CallError::is_lost_connection(&error), "another connection may be better");
     assert!(matches!(&*api.reachability().borrow(), Reachability::Unreachable { .. }));
     drop(dialogue.next().await);
     let (node, seen) = tokio::join!(soon(nodes.get("n")), dialogue.reply(answer(200, NODE)));
@@ -168,6 +169,7 @@ async fn a_broken_connection_costs_a_read_one_more_try_and_a_write_its_answer() 
     let events: Api<Event> = Api::namespaced(api.client(Lane::Events), "ns");
     let error = soon(events.create(&PostParams::default(), &Event::default())).await.unwrap_err();
     assert!(matches!(call_error(&error), Some(CallError::Transport { .. })), "{error:?}");
+    assert!(CallError::is_lost_connection(&error), "{error:?}");
     assert_eq!(requests.load(Ordering::SeqCst), 1);
 }
 
@@ -182,6 +184,7 @@ async fn a_refused_connection_is_an_error_at_once() {
     let error = soon(Api::<Pod>::all(api.client(Lane::Main)).get("p")).await.unwrap_err();
     let text = world::chain(&error);
     assert!(text.contains("refused"), "{text}");
+    assert!(!CallError::is_lost_connection(&error), "{error:?}");
     assert!(
         matches!(&*api.reachability().borrow(), Reachability::Unreachable { reason, .. } if reason.contains("refused"))
     );
