@@ -8,6 +8,7 @@
 //! | [`pem`] | certificates and keys as text |
 //! | [`selinux`] | how files of containers are labelled |
 //! | [`validation`] | whether a pod is well formed, in upstream's words |
+//! | [`node_selector`] | whether a node is one of those that a term of a node selector names |
 //! | [`node_facts`] | nothing: what the node is, and which settings shape its pods |
 //! | [`pod`] | how a spec is read and a pod's containers are named: everybody's vocabulary |
 //! | [`defaults`] | what the API server would have filled in |
@@ -21,6 +22,7 @@ pub mod events;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
 pub mod node_facts;
+pub mod node_selector;
 pub mod objects;
 pub mod pem;
 pub mod pod;

@@ -44,7 +44,7 @@ fn node() -> NodeInfo {
         ("pods".to_owned(), Quantity::from_i64(4)),
     ]
     .into();
-    let labels = BTreeMap::from([("zone".to_owned(), "a".to_owned()), ("cores".to_owned(), "8".to_owned())]);
+    let labels = BTreeMap::from([("zone".to_owned(), "a".to_owned())]);
     NodeInfo::of("node-a", &labels, None, own)
 }
 
@@ -188,34 +188,9 @@ fn the_right_node() {
         run(json!({"nodeName": "node-b"})),
         "NodeName: Predicate NodeName failed: node(s) didn't match the requested node name"
     );
-    for (key, operator, values, fits) in [
-        ("zone", "In", json!(["x", "a"]), true),
-        ("zone", "In", json!([]), false),
-        ("zone", "NotIn", json!(["a"]), false),
-        ("rack", "NotIn", json!(["a"]), true),
-        ("zone", "Exists", json!([]), true),
-        ("rack", "Exists", json!([]), false),
-        ("rack", "DoesNotExist", json!([]), true),
-        ("zone", "DoesNotExist", json!([]), false),
-        ("cores", "Gt", json!(["7"]), true),
-        ("cores", "Gt", json!(["8"]), false),
-        ("cores", "Lt", json!(["9"]), true),
-        ("zone", "Lt", json!(["9"]), false),
-        ("cores", "Gt", json!(["7", "1"]), false),
-        ("zone", "Like", json!(["a"]), false),
-    ] {
-        let out = terms(json!([{"matchExpressions": [{"key": key, "operator": operator, "values": values}]}]));
-        assert_eq!(out == "admitted", fits, "{key} {operator} {values}");
-    }
-    for (key, operator, name, fits) in [
-        ("metadata.name", "In", "node-a", true),
-        ("metadata.name", "In", "node-b", false),
-        ("metadata.name", "NotIn", "node-a", false),
-        ("metadata.uid", "In", "node-a", false),
-    ] {
-        let out = terms(json!([{"matchFields": [{"key": key, "operator": operator, "values": [name]}]}]));
-        assert_eq!(out == "admitted", fits, "{key} {operator} {name}");
-    }
+    let named = |name| json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]}]);
+    assert_eq!(terms(named("node-a")), "admitted");
+    assert_eq!(terms(named("node-b")), AFFINITY);
     assert_eq!(terms(json!([])), AFFINITY);
     assert_eq!(terms(json!([{}])), AFFINITY);
     let in_zone = |zone| json!({"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]});

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, VolumeNodeAffinity};
+use k8s_openapi::api::core::v1::{Node, VolumeNodeAffinity};
+use kubelet_model::node_selector;
 
-/// Whether the node's labels are among those that the volume names.
+/// Whether the node's labels are among those that the volume names. As upstream's kubelet, which leaves a node's name to the scheduler.
 ///
 /// # Errors
 /// They are not.
@@ -12,37 +13,10 @@ pub fn check(affinity: Option<&VolumeNodeAffinity>, node: &Node) -> Result<(), &
     let Some(required) = affinity.and_then(|affinity| affinity.required.as_ref()) else { return Ok(()) };
     let empty = BTreeMap::new();
     let labels = node.metadata.labels.as_ref().unwrap_or(&empty);
-    let name = node.metadata.name.as_deref().unwrap_or_default();
-    if required.node_selector_terms.iter().any(|term| matches(term, labels, name)) {
+    if required.node_selector_terms.iter().any(|term| node_selector::matches(term, labels, None)) {
         return Ok(());
     }
     Err("no matching NodeSelectorTerms")
-}
-
-/// An empty term matches nothing; a term that cannot be understood neither.
-fn matches(term: &NodeSelectorTerm, labels: &BTreeMap<String, String>, name: &str) -> bool {
-    let expressions = term.match_expressions.as_deref().unwrap_or(&[]);
-    let fields = term.match_fields.as_deref().unwrap_or(&[]);
-    if expressions.is_empty() && fields.is_empty() {
-        return false;
-    }
-    expressions.iter().all(|r| holds(r, labels.get(&r.key)))
-        && fields.iter().all(|r| r.key == "metadata.name" && holds(r, Some(&name.to_owned())))
-}
-
-fn holds(requirement: &NodeSelectorRequirement, own: Option<&String>) -> bool {
-    let values = requirement.values.as_deref().unwrap_or(&[]);
-    match (requirement.operator.as_str(), values) {
-        ("In", [_, ..]) => own.is_some_and(|own| values.contains(own)),
-        ("NotIn", [_, ..]) => own.is_none_or(|own| !values.contains(own)),
-        ("Exists", []) => own.is_some(),
-        ("DoesNotExist", []) => own.is_none(),
-        (operator @ ("Gt" | "Lt"), [bound]) => {
-            let numbers = own.and_then(|own| Some((own.parse::<i64>().ok()?, bound.parse::<i64>().ok()?)));
-            numbers.is_some_and(|(own, bound)| if operator == "Gt" { own > bound } else { own < bound })
-        }
-        _ => false,
-    }
 }
 
 #[cfg(test)]
@@ -53,8 +27,7 @@ mod tests {
 
     #[test]
     fn nodes_of_a_volume() {
-        let node: Node =
-            serde_json::from_value(json!({"metadata": {"name": "n", "labels": {"zone": "a", "size": "3"}}})).unwrap();
+        let node: Node = serde_json::from_value(json!({"metadata": {"name": "n", "labels": {"zone": "a"}}})).unwrap();
         let fits = |terms: serde_json::Value| {
             let affinity: VolumeNodeAffinity =
                 serde_json::from_value(json!({"required": {"nodeSelectorTerms": terms}})).unwrap();
@@ -64,11 +37,13 @@ mod tests {
         let one = |key: &str, operator: &str, values: &[&str]| json!([{"matchExpressions": [{"key": key, "operator": operator, "values": values}]}]);
         assert_eq!(fits(one("zone", "In", &["a", "b"])), Ok(()));
         assert_eq!(fits(one("zone", "In", &["b"])), Err("no matching NodeSelectorTerms"));
-        assert_eq!(fits(one("zone", "Exists", &[])), Ok(()));
-        assert_eq!(fits(one("size", "Gt", &["2"])), Ok(()));
-        assert_eq!(fits(one("size", "Lt", &["2"])), Err("no matching NodeSelectorTerms"));
-        assert_eq!(fits(one("other", "DoesNotExist", &[])), Ok(()));
+        let field = |operator: &str| json!([{"matchFields": [{"key": "metadata.name", "operator": operator, "values": ["n"]}]}]);
+        assert_eq!(fits(field("In")), Ok(()));
+        assert_eq!(fits(field("NotIn")), Ok(()));
+        assert_eq!(fits(field("Exists")), Err("no matching NodeSelectorTerms"));
         assert_eq!(fits(json!([])), Err("no matching NodeSelectorTerms"));
         assert_eq!(fits(json!([{}])), Err("no matching NodeSelectorTerms"));
+        let second = json!([one("zone", "In", &["b"])[0], one("zone", "In", &["a"])[0]]);
+        assert_eq!(fits(second), Ok(()));
     }
 }
