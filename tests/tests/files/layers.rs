@@ -14,6 +14,8 @@ const CRATES: &[&str] = &[
     "kubelet-syncd/model",
     "kubelet-syncd/edges",
     "kubelet-syncd/probes",
+    "kubelet-syncd/pleg",
+    "kubelet-syncd/images",
     "kubelet-syncd/runtime",
     "kubelet-syncd/volume-manager",
     "kubelet-syncd/container-manager",

@@ -500,6 +500,27 @@ fn the_glossary_is_true() -> Result<()> {
         let (term, place) = (term.trim_matches('`'), place.trim_end_matches(" |").trim_matches('`'));
         let source = std::fs::read_to_string(root.join(place)).with_context(|| format!("{term}: {place}"))?;
         let is_word = |c: char| c.is_alphanumeric() || c == '_';
+/// Each crate of the workspace stands in the code map, where a reader looks for what it is for; those in kubelet-syncd's folders have
+/// a table of their own behind it.
+#[test]
+fn the_code_map_names_each_crate() -> Result<()> {
+    let root = workspace_root();
+    let text = std::fs::read_to_string(root.join("ARCHITECTURE.md"))?;
+    let (_, text) = text.split_once("\n## Code map\n").context("there is no code map")?;
+    let mut missing = Vec::new();
+    for package in packages()? {
+        let manifest = Path::new(package["manifest_path"].as_str().context("a package has a manifest")?);
+        let folder =
+            manifest.parent().context("a manifest lies in a folder")?.strip_prefix(&root)?.display().to_string();
+        let shown = if folder.starts_with("bins/kubelet-syncd/") { name(&package) } else { folder.as_str() };
+        if !text.contains(&format!("`{shown}`")) {
+            missing.push(shown.to_owned());
+        }
+    }
+    ensure!(missing.is_empty(), "not in the code map of ARCHITECTURE.md: {missing:?}");
+    Ok(())
+}
+
         ensure!(source.split(|c| !is_word(c)).any(|word| word == term), "{place} has no {term}");
     }
     Ok(())

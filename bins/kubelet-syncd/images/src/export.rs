@@ -13,8 +13,8 @@ use bulkhead_sys::memfd::{self, MemfdError};
 use prost::Message as _;
 
 use super::file_id::{FileId, Folder};
+use super::manager::{ImageManager, ImageService, RecordStoreError};
 use super::pull_files::{self, Checksum, Files, checksum};
-use super::{ImageManager, ImageService, RecordStoreError};
 
 /// Changes are gathered for so long: most pulls are over by then.
 const SETTLE: Duration = Duration::from_secs(1);

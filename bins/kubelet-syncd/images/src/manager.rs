@@ -12,11 +12,12 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::debug;
 
-use super::ImageMetrics;
 use super::backoff::{BackOff, BackOffStore, HeldBack, Key, Saved};
 use super::file_id::FileId;
 use super::in_use::{ImageHold, ImagesInUse};
+use super::metrics::ImageMetrics;
 use super::pull_files::Files;
+use super::pull_policy::PullPolicy;
 use super::pull_records::{Policy, PullDecision, PullRecords, Source};
 use super::queue::{Pull, PullQueue, Subject};
 use super::writes::Writes;
@@ -26,27 +27,6 @@ use kubelet_model::pod::image_reference;
 /// Delays after failed pulls (upstream `pkg/kubelet/kubelet.go`: imageBackOffPeriod, MaxImageBackOff).
 const BACK_OFF_INITIAL: Duration = Duration::from_secs(10);
 const BACK_OFF_MAX: Duration = Duration::from_secs(300);
-
-/// `imagePullPolicy`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PullPolicy {
-    Always,
-    IfNotPresent,
-    Never,
-}
-
-impl PullPolicy {
-    /// From the pod; where it says nothing, `latest` means Always and everything else IfNotPresent.
-    pub fn of(given: Option<&str>, image: &str) -> Self {
-        match given {
-            Some("Always") => PullPolicy::Always,
-            Some("IfNotPresent") => PullPolicy::IfNotPresent,
-            Some("Never") => PullPolicy::Never,
-            _ if image_reference::is_latest(image) => PullPolicy::Always,
-            _ => PullPolicy::IfNotPresent,
-        }
-    }
-}
 
 /// Why there is no image; the waiting reason of the container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
-use super::PullPolicy;
+use super::pull_policy::PullPolicy;
 use super::pull_records::PullDecision;
 
 const PULL_SECONDS: [f64; 18] = [

@@ -19,12 +19,13 @@ use super::ended::EndedAhead;
 use super::evented::{EventSource, SourcePicker, gives_events_to_one_alone, tells_ends_itself};
 use super::inspect::{self, Everything};
 use super::metrics::PlegMetrics;
+use super::options::PlegOptions;
 use super::relist::{PodLifecycleEvent, PodLifecycleEventKind, states_of};
 use super::relist_time::Relists;
+use super::shared::{Shared, lock};
 use super::subscribers::room;
 use super::tracker::{BUSY_MAX, Tracker};
 use super::trust::Trust;
-use super::{PlegOptions, Shared, lock};
 use kubelet_model::pod::model::RuntimePod;
 
 /// Pods that are inspected at the same time. More only queue up inside the runtime; fewer would let some hung calls
