@@ -63,10 +63,6 @@ impl CriError {
         self.code == Code::DeadlineExceeded
     }
 
-    pub fn is_already_exists(&self) -> bool {
-        self.code == Code::AlreadyExists
-    }
-
     /// The outcome is unknown, as opposed to known to be a failure.
     pub fn is_unknown_outcome(&self) -> bool {
         self.is_unavailable() || self.is_deadline_exceeded()

@@ -122,12 +122,7 @@ struct MountAttributes {
     user_namespace: u64,
 }
 
-/// The same, but that nothing is written through the new mount.
-pub fn bind_read_only(source: BorrowedFd<'_>, target: BorrowedFd<'_>) -> Result<(), MountError> {
-    bind_with(source, target, MountAttrFlags::MOUNT_ATTR_RDONLY)
-}
-
-/// The same, with `attributes` set on the new mount; its other ones are those of the source's mount.
+/// [`bind`], with `attributes` set on the new mount; its other ones are those of the source's mount.
 pub fn bind_with(source: BorrowedFd<'_>, target: BorrowedFd<'_>, attributes: MountAttrFlags) -> Result<(), MountError> {
     if attributes.is_empty() {
         return bind(source, target);
@@ -356,7 +351,7 @@ mod tests {
         bind(source.as_fd(), target.as_fd()).unwrap();
         assert!(dir.path().join("b/f").exists());
         let read_only = create_dirs_beneath(base.as_fd(), "c", 0o755).unwrap();
-        bind_read_only(source.as_fd(), read_only.as_fd()).unwrap();
+        bind_with(source.as_fd(), read_only.as_fd(), MountAttrFlags::MOUNT_ATTR_RDONLY).unwrap();
         drop((source, target, read_only));
         let error = std::fs::write(dir.path().join("c/f"), "y").unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ReadOnlyFilesystem);

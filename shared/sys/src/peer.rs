@@ -85,16 +85,6 @@ pub fn user(socket: impl AsFd) -> io::Result<u32> {
     Ok(credentials.uid())
 }
 
-impl PeerIdentity {
-    /// Whether the peer is in this cgroup or below it, in any hierarchy. `root` as in /proc/<pid>/cgroup.
-    pub fn is_below_cgroup(&self, root: &str) -> bool {
-        let root = root.trim_end_matches('/');
-        self.cgroups
-            .iter()
-            .any(|path| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
-    }
-}
-
 fn peer_pidfd(socket: impl AsFd, pid: Pid) -> io::Result<OwnedFd> {
     if let Ok(fd) = nix::sys::socket::getsockopt(&socket, nix::sys::socket::sockopt::PeerPidfd) {
         return Ok(fd);
@@ -139,22 +129,12 @@ mod tests {
         assert_eq!(peer.uid, rustix::process::getuid().as_raw());
         assert!(peer.same_user_namespace);
         assert!(!peer.cgroups.is_empty());
-        assert!(!peer.is_below_cgroup("/no-such-cgroup"));
     }
 
     #[test]
-    fn below_is_by_component() {
-        let peer = PeerIdentity {
-            pid: 1,
-            uid: 0,
-            gid: 0,
-            same_user_namespace: true,
-            cgroups: parse_cgroups("4:memory:/kubepods-x/a\n0::/a:b/kubepods/pod1\n"),
-        };
-        assert_eq!(peer.cgroups[1], "/a:b/kubepods/pod1");
-        assert!(!peer.is_below_cgroup("/kubepods"));
-        assert!(peer.is_below_cgroup("/kubepods-x"));
-        assert!(peer.is_below_cgroup("/a:b/kubepods/"));
+    fn a_cgroup_is_all_behind_the_second_colon() {
+        let cgroups = parse_cgroups("4:memory:/kubepods-x/a\n0::/a:b/kubepods/pod1\n");
+        assert_eq!(cgroups, ["/kubepods-x/a", "/a:b/kubepods/pod1"]);
     }
 
     #[test]

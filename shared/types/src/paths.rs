@@ -90,10 +90,6 @@ impl InstancePaths {
     pub fn pods_api_socket(&self) -> PathBuf {
         self.root_dir.join("pods-api").join("pods-api.sock")
     }
-
-    pub fn is_default_root(&self) -> bool {
-        self.root_dir == Path::new("/var/lib/kubelet")
-    }
 }
 
 /// `<namespace>_<name>_<uid>`.

@@ -88,13 +88,6 @@ impl Quantity {
         self.nanos % NANOS == 0
     }
 
-    /// This value times `numerator / denominator`, truncated to a billionth. `denominator` 0 gives zero.
-    #[must_use]
-    pub fn scaled(self, numerator: i64, denominator: i64) -> Self {
-        let nanos = self.nanos.saturating_mul(i128::from(numerator)).checked_div(i128::from(denominator)).unwrap_or(0);
-        Quantity { nanos, ..self }
-    }
-
     /// Value as a float; for ratios and thresholds only.
     pub fn as_f64(self) -> f64 {
         self.nanos as f64 / NANOS as f64

@@ -55,20 +55,8 @@ impl<P: Clone> Workers<P> {
 
     // The queries below are upstream's; each says what an unknown pod counts as before and after the first housekeeping.
 
-    pub fn could_have_running_containers(&self, uid: &PodUid) -> bool {
-        self.pods.get(uid).map_or(!self.synced, |w| !w.terminated)
-    }
-
-    pub fn should_be_finished(&self, uid: &PodUid) -> bool {
-        self.pods.get(uid).map_or(self.synced, |w| w.finished)
-    }
-
     pub fn termination_requested(&self, uid: &PodUid) -> bool {
         self.pods.get(uid).is_some_and(|w| w.terminating)
-    }
-
-    pub fn containers_should_be_terminating(&self, uid: &PodUid) -> bool {
-        self.pods.get(uid).map_or(self.synced, |w| w.observed_terminating)
     }
 
     pub fn runtime_should_be_removed(&self, uid: &PodUid) -> bool {

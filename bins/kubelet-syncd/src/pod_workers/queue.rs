@@ -42,10 +42,6 @@ impl WorkQueue {
         self.order.first().map(|(at, _)| *at)
     }
 
-    pub fn due_at(&self, uid: &PodUid) -> Option<Instant> {
-        self.due.get(uid).copied()
-    }
-
     /// Takes what is due now, oldest first.
     pub fn take_due(&mut self, now: Instant) -> Vec<PodUid> {
         let mut taken = Vec::new();
@@ -81,7 +77,7 @@ mod tests {
         assert_eq!(queue.next(), None);
         queue.add(&uid("a"), at(1));
         queue.set(&uid("a"), at(8));
-        assert_eq!(queue.due_at(&uid("a")), Some(at(8)));
+        assert_eq!(queue.next(), Some(at(8)));
         queue.remove(&uid("a"));
         assert!(queue.take_due(at(99)).is_empty());
     }

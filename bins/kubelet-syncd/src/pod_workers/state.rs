@@ -32,8 +32,6 @@ pub(super) struct Worker<P> {
     /// The runtime showed it although no configuration named it.
     pub(super) observed_runtime: bool,
     pub(super) terminating: bool,
-    /// A piece of work has seen that the pod is terminating.
-    pub(super) observed_terminating: bool,
     pub(super) terminated: bool,
     pub(super) finished: bool,
     pub(super) deleted: bool,
@@ -58,7 +56,6 @@ impl<P> Worker<P> {
             started: false,
             observed_runtime: false,
             terminating: false,
-            observed_terminating: false,
             terminated: false,
             finished: false,
             deleted: false,
@@ -158,7 +155,6 @@ impl<P: Clone> Workers<P> {
         if first && facts.terminal_phase && runtime_ended {
             worker.started = true;
             worker.terminating = true;
-            worker.observed_terminating = true;
             worker.terminated = true;
         }
         worker.full_name.clone_from(&facts.full_name);
@@ -262,9 +258,6 @@ impl<P: Clone> Workers<P> {
             Lifecycle::Terminating => WorkKind::Terminating,
             Lifecycle::Waiting | Lifecycle::Sync => WorkKind::Sync,
         };
-        if kind != WorkKind::Sync {
-            worker.observed_terminating = true;
-        }
         let work = Work {
             kind,
             update: update.kind,

@@ -1,4 +1,4 @@
-//! Names of log files: where the runtime writes a container's log, and the link that log collectors follow.
+//! Names of log files: where the runtime writes a container's log.
 
 /// CRI's `log_path`, relative to the pod's log directory.
 pub fn container_log_path(container: &str, restart_count: u32) -> String {
@@ -11,19 +11,6 @@ pub fn log_number(path: &str, pod_directory: &str, container: &str) -> Option<u3
     let number = file.strip_suffix(".log")?.parse().ok()?;
     // "+1" and "01" are other files.
     (file == format!("{number}.log")).then_some(number)
-}
-
-/// File name below `/var/log/containers`; the base is cut so that the whole stays within 255 bytes
-/// (upstream `pkg/kubelet/kuberuntime/legacy.go`).
-pub fn container_log_link(pod: &str, namespace: &str, container: &str, container_id: &str) -> String {
-    const SUFFIX: &str = "log";
-    let mut base = format!("{pod}_{namespace}_{container}-{container_id}");
-    let max = 255 - (SUFFIX.len() + 1);
-    if base.len() > max {
-        let cut = (0..=max).rev().find(|i| base.is_char_boundary(*i)).unwrap_or(0);
-        base.truncate(cut);
-    }
-    format!("{base}.{SUFFIX}")
 }
 
 /// Restart count of a container that the runtime has no record of: one above the highest log file there is, so that
@@ -42,12 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn link_names_are_cut() {
-        let id = "f".repeat(64);
-        assert_eq!(container_log_link("p", "n", "c", "abc"), "p_n_c-abc.log");
-        let long = container_log_link(&"p".repeat(253), "n", "c", &id);
-        assert_eq!(long.len(), 255);
-        assert!(long.ends_with(".log"));
+    fn a_log_has_the_number_of_its_restart() {
         assert_eq!(container_log_path("main", 2), "main/2.log");
         for (path, number) in [
             ("/l/n_p_u/main/2.log", Some(2)),

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 
 use crate::v1::{Container, Pod, PodSpec, Volume};
-use bulkhead_types::{IdError, Namespace, PodName, PodUid, is_dns1123_label};
+use bulkhead_types::{IdError, Namespace, PodName, PodUid};
 use k8s_openapi::api::core::v1::{ContainerPort, EphemeralContainer, PodStatus};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
@@ -220,9 +220,4 @@ pub fn is_node_critical(pod: &Pod) -> bool {
 /// Restart policy of the pod; the API's default is Always.
 pub fn restart_policy(pod: &Pod) -> &str {
     pod.spec.as_ref().and_then(|s| s.restart_policy.as_deref()).filter(|p| !p.is_empty()).unwrap_or("Always")
-}
-
-/// True for what may be a container's name; anything else never becomes a path.
-pub fn is_container_name(name: &str) -> bool {
-    is_dns1123_label(name)
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use bulkhead_ipc::volnetd as wire;
 use bulkhead_sys::open::{self, OpenError};
-use bulkhead_types::{NodeName, VolumeName};
+use bulkhead_types::NodeName;
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -241,11 +241,6 @@ fn quoted(text: &str) -> String {
     }
     out.push('"');
     out
-}
-
-/// What a volume's folder says of it, for a name that the volume is looked for by.
-pub fn spec_of(name: &str) -> Option<VolumeName> {
-    VolumeName::parse(name).ok()
 }
 
 #[cfg(test)]

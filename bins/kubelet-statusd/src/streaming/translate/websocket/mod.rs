@@ -17,8 +17,6 @@ pub mod close_code {
     pub const PROTOCOL_ERROR: u16 = 1002;
     /// A message of a kind that is not for this protocol.
     pub const UNSUPPORTED: u16 = 1003;
-    /// Something broke on this side.
-    pub const INTERNAL_ERROR: u16 = 1011;
 }
 
 /// The longest content of a ping, a pong or a close.
