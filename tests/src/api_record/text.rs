@@ -6,7 +6,8 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::{Api, Enum, Field, Message, Method, Record, Reserved};
 
-const HEAD: &str = "# The internal API of a released version. Written by `cargo xtask record-api`, compared by tests/compatibility.rs;\n\
+const HEAD: &str = "# The internal API of a released version. Written by `cargo xtask record-api`, compared by\n\
+                    # tests/tests/files/compatibility.rs;\n\
                     # never changed afterwards: peers of this version are out there.\n";
 
 impl Record {
