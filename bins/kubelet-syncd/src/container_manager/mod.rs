@@ -32,7 +32,7 @@ use kubelet_runtime::runtime::result::ActionError;
 use kubelet_runtime::runtime::run_options::{self, RunContainerOptions, WithoutQuota};
 use tokio::sync::watch;
 
-pub use devices::Devices;
+pub use devices::DevicePlugins;
 pub use metrics::AdmissionMetrics;
 pub use news::News;
 pub use resource_manager::ResourceManager;

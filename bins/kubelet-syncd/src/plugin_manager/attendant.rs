@@ -15,7 +15,8 @@ use super::csi::CsiHandler;
 use super::info::PluginInfo;
 use super::registration::{Dialect, Registration};
 use super::table::{PluginTable, Stage};
-use crate::container_manager::Devices;
+use crate::container_manager::DevicePlugins;
+use crate::container_manager::devices::RegisteredBy;
 
 /// Pauses after failures, as upstream's operations have them.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(122));
@@ -76,17 +77,17 @@ impl<C: CsiNode> Handler for CsiHandler<C> {
 }
 
 #[tonic::async_trait]
-impl Handler for Arc<Devices> {
+impl Handler for Arc<DevicePlugins> {
     fn validate(&self, info: &PluginInfo) -> Result<(), String> {
-        Devices::validate(self, &info.name, &info.versions)
+        DevicePlugins::validate(self, &info.name, &info.versions)
     }
 
     async fn register(&self, _: &str, info: &PluginInfo) -> Result<(), String> {
-        self.connect(&info.name, &info.endpoint, false).await
+        self.connect(&info.name, &info.endpoint, RegisteredBy::PluginsRegistry).await
     }
 
     fn deregister(&self, _: &str, info: &PluginInfo) {
-        Devices::deregister(self, &info.name, &info.endpoint);
+        DevicePlugins::deregister(self, &info.name, &info.endpoint);
     }
 }
 

@@ -9,7 +9,7 @@ use kubelet_volume_manager::VolumeManager;
 
 use super::stages::Start;
 use crate::api::storage::StorageObjects;
-use crate::container_manager::Devices;
+use crate::container_manager::DevicePlugins;
 use crate::container_manager::dra::DraManager;
 use crate::plugin_manager::allocatable::{self, Causes};
 use crate::plugin_manager::attendant::{self, Attendant, Handlers};
@@ -33,7 +33,7 @@ pub(super) fn csi_client(start: &Start) -> Result<CsiClient, RunError> {
 
 /// Who takes plugins of the other kinds.
 pub(super) struct Takers {
-    pub(super) devices: Arc<Devices>,
+    pub(super) devices: Arc<DevicePlugins>,
     pub(super) claims: Arc<DraManager>,
 }
 

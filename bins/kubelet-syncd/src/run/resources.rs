@@ -20,7 +20,7 @@ use crate::container_manager::devices::metrics::DeviceMetrics;
 use crate::container_manager::devices::{self, Parts};
 use crate::container_manager::dra::DraManager;
 use crate::container_manager::metrics::Allocations;
-use crate::container_manager::{AdmissionMetrics, ContainerManager, Devices, News, StateFiles};
+use crate::container_manager::{AdmissionMetrics, ContainerManager, DevicePlugins, News, StateFiles};
 use crate::private_state::PrivateState;
 use crate::service::node_view::NodeView;
 
@@ -33,7 +33,7 @@ const WRITE_AGAIN: Duration = Duration::from_secs(5);
 
 /// Managers beside those of CPUs and memory.
 pub(super) struct Others {
-    pub(super) devices: Arc<Devices>,
+    pub(super) devices: Arc<DevicePlugins>,
     pub(super) news: Arc<News>,
     pub(super) claims: Arc<DraManager>,
 }
@@ -67,7 +67,7 @@ pub(super) async fn devices(
     cache: Arc<PodCache>,
     news: Arc<News>,
     store: PrivateState,
-) -> Result<Arc<Devices>, RunError> {
+) -> Result<Arc<DevicePlugins>, RunError> {
     let (config, gates) = (&start.config, start.config.feature_gates());
     let broker = start.daemon.broker.clone();
     let found = loop {
@@ -78,7 +78,7 @@ pub(super) async fn devices(
         }
     };
     let machine = sysfs::read(Path::new(SYSTEM)).ok().and_then(|tree| sysfs::machine(&tree).ok()).unwrap_or_default();
-    let devices = Devices::new(Parts {
+    let devices = DevicePlugins::new(Parts {
         dial: Arc::new(BrokerDialer(broker)),
         folder: config.paths.root_dir.join("device-plugins"),
         broker: start.daemon.broker.clone(),
@@ -101,7 +101,7 @@ pub(super) async fn devices(
 }
 
 /// Takes registrations of device plugins, for ever.
-async fn serve(devices: Arc<Devices>, mut socket: Option<OwnedFd>, view: Arc<NodeView>) {
+async fn serve(devices: Arc<DevicePlugins>, mut socket: Option<OwnedFd>, view: Arc<NodeView>) {
     loop {
         let mut pause = AGAIN;
         let served = match socket.take() {

@@ -10,12 +10,12 @@ use kubelet_pod_resources::connections;
 use tokio::net::UnixListener;
 use tonic::{Request, Response, Status};
 
-use super::Devices;
+use super::DevicePlugins;
 
 /// A registration is some names.
 const REQUEST_BYTES_MAX: usize = 16 << 10;
 
-struct Registrar(Arc<Devices>);
+struct Registrar(Arc<DevicePlugins>);
 
 #[tonic::async_trait]
 impl Registration for Registrar {
@@ -32,7 +32,7 @@ impl Registration for Registrar {
 /// It cannot.
 pub(super) async fn serve(
     listener: OwnedFd,
-    devices: Arc<Devices>,
+    devices: Arc<DevicePlugins>,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let listener = std::os::unix::net::UnixListener::from(listener);
     listener.set_nonblocking(true)?;

@@ -3,11 +3,16 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bulkhead_device_plugin::v1beta1::Device as Offered;
+use bulkhead_device_plugin::HEALTHY;
+use bulkhead_device_plugin::v1beta1::{Device as Offered, ListAndWatchResponse};
 use bulkhead_ipc::broker::BrokerRequest;
+use bulkhead_ipc::volnetd::StateKind;
+use bulkhead_sys::memfd;
 use futures_util::FutureExt as _;
+use kubelet_container_manager::devices::PluginOptions;
 use kubelet_container_manager::devices::plugins::STOP_GRACE;
 use kubelet_container_manager::topology::Hint;
+use kubelet_edges::device_plugin::DIAL;
 use kubelet_edges::fixtures::{self, Direct};
 use prometheus::Registry;
 use serde_json::json;
@@ -53,7 +58,7 @@ fn what_could_not_be_written_of_plugins_is_written_later() {
 }
 
 /// After a start with a checkpoint that names the resource.
-fn started(waits: bool) -> Arc<Devices> {
+fn started(waits: bool) -> Arc<DevicePlugins> {
     started_with(waits, &Kept::default())
 }
 
@@ -64,14 +69,14 @@ fn kept(endpoints: &[(&str, &str)]) -> Kept {
     kept
 }
 
-fn started_with(waits: bool, kept: &Kept) -> Arc<Devices> {
+fn started_with(waits: bool, kept: &Kept) -> Arc<DevicePlugins> {
     started_by(BrokerClient::new(Path::new("/nowhere")), waits, kept)
 }
 
-fn started_by(broker: BrokerClient, waits: bool, kept: &Kept) -> Arc<Devices> {
+fn started_by(broker: BrokerClient, waits: bool, kept: &Kept) -> Arc<DevicePlugins> {
     let registered = BTreeMap::from([(R.to_owned(), vec!["a".to_owned()])]);
     let found = file::Devices { pod_device_entries: None, registered_devices: Some(registered) };
-    let devices = Devices::new(Parts {
+    let devices = DevicePlugins::new(Parts {
         dial: Arc::new(Direct),
         folder: PathBuf::new(),
         broker,
@@ -96,13 +101,13 @@ fn pod(uid: &str) -> Arc<Pod> {
 }
 
 /// What the decision on the pod says once nothing is waited for.
-fn decide(devices: &Devices, pod: &Pod) -> Result<(), Refusal> {
+fn decide(devices: &DevicePlugins, pod: &Pod) -> Result<(), Refusal> {
     let request = devices.request(pod);
     let mut provider = devices.hint_provider().unwrap();
     provider.allocate(&request, &request.containers[0], Hint { affinity: None, preferred: false })
 }
 
-fn refused(devices: &Devices, pod: &Pod) {
+fn refused(devices: &DevicePlugins, pod: &Pod) {
     let refusal = decide(devices, pod).unwrap_err();
     let words = "Allocate failed due to no healthy devices present; cannot allocate unhealthy devices example.com/r, \
                  which is unexpected";
