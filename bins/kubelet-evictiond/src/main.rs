@@ -8,7 +8,7 @@ use bulkhead_types::Process;
 fn main() -> ExitCode {
     let spec = Spec {
         process: Process::Evictiond,
-        about: "measures the node and its pods",
+        about: "measures the node and its pods, has pods evicted, images removed and logs rotated",
         before: |_config| {},
         fork_server: None,
     };

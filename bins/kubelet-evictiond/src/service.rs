@@ -66,6 +66,48 @@ struct State {
     traced: Traced,
 }
 
+impl State {
+    /// Has the runtime's figures of pods take the place of our own, where it is asked for them.
+    fn put_figures(&mut self, sample: &mut Sample, figures: PodFigures) {
+        match figures {
+            PodFigures::OurOwn => return,
+            PodFigures::Told(told) => self.told_of_pods = Some(told),
+            // Who does not answer now has been right before, at the time that stands beside it.
+            PodFigures::Unknown => {}
+        }
+        match &self.told_of_pods {
+            Some(told) => {
+                let listed = self.pods.as_deref().map_or(&[][..], Vec::as_slice);
+                sample.pods = runtime_pods::replace(std::mem::take(&mut sample.pods), listed, told);
+            }
+            None => {
+                sample.pods.clear();
+                sample.node.pods_known = false;
+            }
+        }
+    }
+}
+
+/// What a sample is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// Somebody reads it: with CPU rates, which may take a second reading, and of the pods that are known.
+    Statistics,
+    /// Pods are evicted by it: what they use, by our own figures, and of the pods that there are now.
+    Eviction,
+}
+
+impl Purpose {
+    /// How long a sample waits for what the runtime says of disks, once that is due. `is_known`: it has said it before.
+    fn patience(self, is_known: bool) -> Duration {
+        match (self, is_known) {
+            (Purpose::Eviction, _) => RUNTIME_PATIENCE,
+            (Purpose::Statistics, true) => NEWER_PATIENCE,
+            (Purpose::Statistics, false) => DISK_PATIENCE,
+        }
+    }
+}
+
 /// The service. One request measures, the others wait for its sample.
 #[derive(Debug)]
 pub struct StatsService<P, R> {
@@ -75,7 +117,7 @@ pub struct StatsService<P, R> {
     pods: P,
     runtime: Arc<R>,
     paths: InstancePaths,
-    /// `None`: statistics of volumes are off (`volumeStatsAggPeriod` below zero).
+    /// `None`: statistics of volumes are off (`volumeStatsAggPeriod` of zero or less).
     volumes: Option<Cache<String, PodVolumes>>,
     logs: Cache<String, PodLogs>,
     file_systems: Cache<String, disk::FileSystem>,
@@ -128,7 +170,7 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
     /// `Unavailable`: kubelet-syncd does not say which pods there are. The blocking pool is gone: the process stops.
     pub async fn usage(&self, wanted: SampleScope) -> Result<Arc<Sample>, Status> {
         let mut state = self.state.lock().await;
-        let sample = self.new_sample(&mut state, wanted, false).await?;
+        let sample = self.new_sample(&mut state, wanted, Purpose::Eviction).await?;
         Ok(Arc::new(sample))
     }
 
@@ -147,39 +189,19 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
             self.metrics.samples_reused.inc();
             return Ok(sample.clone());
         }
-        let sample = Arc::new(self.new_sample(&mut state, wanted, true).await?);
+        let sample = Arc::new(self.new_sample(&mut state, wanted, Purpose::Statistics).await?);
         state.last = Some((Instant::now(), sample.clone()));
         Ok(sample)
     }
 
-    async fn new_sample(&self, state: &mut State, wanted: SampleScope, rates: bool) -> Result<Sample, Status> {
-        // Whether all pods are listed is asked before, as afterwards it would be said of a longer list; and again, as another
-        // kubelet-syncd may have listed them.
-        let node = self.pods.node().await;
-        let pods = if node.is_some() { self.pods.pods().await } else { None };
-        let NodeWord { image_fs, sources_ready } = node.unwrap_or_default();
-        let sources_ready = sources_ready && self.pods.node().await.is_some_and(|node| node.sources_ready);
-        match pods {
-            Some(listed) => {
-                let pods = self.known_pods(listed, state.pods.clone().unwrap_or_default(), sources_ready).await?;
-                state.pods = Some(Arc::new(pods));
-                state.pods_known |= sources_ready;
-            }
-            // As upstream's manager, which does nothing in a pass without a summary (`pkg/kubelet/eviction/eviction_manager.go`).
-            None if !rates => {
-                return Err(Status::unavailable("kubelet-syncd does not answer: which pods there are is not known"));
-            }
-            None => {}
-        }
-        if image_fs.is_some() {
-            state.image_fs = image_fs;
-        }
+    async fn new_sample(&self, state: &mut State, wanted: SampleScope, purpose: Purpose) -> Result<Sample, Status> {
+        self.list_pods(state, purpose).await?;
         let pods = state.pods.clone();
         let listed = pods.as_deref().map_or(&[][..], Vec::as_slice);
         let spans = state.traced.begin(listed);
         let is_due = runtime_is_asked(state, wanted);
         let State { runtime: said, of_disks, of_pods, .. } = state;
-        let patience = patience(said.is_some(), rates);
+        let patience = purpose.patience(said.is_some());
         let runtime = async {
             let begin = || {
                 let runtime = self.runtime.clone();
@@ -192,15 +214,14 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         let figures = async {
             let runtime = self.runtime.clone();
             let begin = || Some(async move { runtime.pod_figures().await });
-            // Who evicts waits for no runtime.
-            if !rates {
-                return PodFigures::OurOwn;
+            match purpose {
+                Purpose::Eviction => PodFigures::OurOwn,
+                Purpose::Statistics => of_pods.answer(begin, RUNTIME_PATIENCE).await.unwrap_or(PodFigures::Unknown),
             }
-            of_pods.answer(begin, RUNTIME_PATIENCE).await.unwrap_or(PodFigures::Unknown)
         };
         // The kernel's files are read while the runtime measures each container, which takes it longer the more there are.
         let (sample, disks, figures) = tokio::join!(
-            self.measure(pods.clone(), wanted, rates),
+            self.measure(pods.clone(), wanted, purpose),
             self.disks(listed, state.image_fs.clone(), runtime, wanted),
             figures
         );
@@ -212,26 +233,38 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
             state.runtime = disks.runtime;
         }
         drop(spans);
-        if let PodFigures::Told(told) = &figures {
-            state.told_of_pods = Some(told.clone());
-        }
-        match (figures, &state.told_of_pods) {
-            (PodFigures::OurOwn, _) => {}
-            // Who does not answer now has been right before, at the time that stands beside it.
-            (_, Some(told)) => {
-                let listed = pods.as_deref().map_or(&[][..], Vec::as_slice);
-                sample.pods = runtime_pods::replace(std::mem::take(&mut sample.pods), listed, told);
-            }
-            (_, None) => {
-                sample.pods.clear();
-                sample.node.pods_known = false;
-            }
-        }
+        state.put_figures(&mut sample, figures);
         self.metrics.pods.set(i64::try_from(sample.pods.len()).unwrap_or(i64::MAX));
         if wanted.disks {
             self.metrics.set_log_usage(&sample.pods);
         }
         Ok(sample)
+    }
+
+    /// Asks kubelet-syncd which pods there are, and where the runtime keeps images. Without an answer the last ones stand.
+    async fn list_pods(&self, state: &mut State, purpose: Purpose) -> Result<(), Status> {
+        // Whether all pods are listed is asked before, as afterwards it would be said of a longer list; and again, as another
+        // kubelet-syncd may have listed them.
+        let node = self.pods.node().await;
+        let pods = if node.is_some() { self.pods.pods().await } else { None };
+        let NodeWord { image_fs, sources_ready } = node.unwrap_or_default();
+        let sources_ready = sources_ready && self.pods.node().await.is_some_and(|node| node.sources_ready);
+        match (pods, purpose) {
+            (Some(listed), _) => {
+                let pods = self.known_pods(listed, state.pods.clone().unwrap_or_default(), sources_ready).await?;
+                state.pods = Some(Arc::new(pods));
+                state.pods_known |= sources_ready;
+            }
+            // As upstream's manager, which does nothing in a pass without a summary (`pkg/kubelet/eviction/eviction_manager.go`).
+            (None, Purpose::Eviction) => {
+                return Err(Status::unavailable("kubelet-syncd does not answer: which pods there are is not known"));
+            }
+            (None, Purpose::Statistics) => {}
+        }
+        if image_fs.is_some() {
+            state.image_fs = image_fs;
+        }
+        Ok(())
     }
 
     /// The listed pods, with those of `before` that still run and that kubelet-syncd does not know of yet.
@@ -249,12 +282,17 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
     }
 
     /// Reads the kernel's files, and counters once more where somebody needs rates that are not known yet.
-    async fn measure(&self, pods: Option<Arc<Vec<Pod>>>, wanted: SampleScope, rates: bool) -> Result<Sample, Status> {
+    async fn measure(
+        &self,
+        pods: Option<Arc<Vec<Pod>>>,
+        wanted: SampleScope,
+        purpose: Purpose,
+    ) -> Result<Sample, Status> {
         let timer = self.metrics.sample_seconds.start_timer();
         let pods = move |sampler: &mut Sampler| sampler.sample(pods.as_deref().map(Vec::as_slice), wanted);
         let mut sample = self.with_sampler(pods).await?;
         timer.observe_duration();
-        if sample.unrated.is_empty() || !rates {
+        if sample.unrated.is_empty() || purpose == Purpose::Eviction {
             return Ok(sample);
         }
         tokio::time::sleep(RATE_GAP).await;
@@ -375,15 +413,6 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         let figures =
             list.iter().filter_map(|mounted| Some(machine::measured(mounted, self.mounted.get(mounted)?, &devices)));
         figures.collect()
-    }
-}
-
-/// How long a sample waits for what the runtime says of disks, once that is due.
-fn patience(is_known: bool, rates: bool) -> Duration {
-    match (rates, is_known) {
-        (false, _) => RUNTIME_PATIENCE,
-        (true, true) => NEWER_PATIENCE,
-        (true, false) => DISK_PATIENCE,
     }
 }
 

@@ -22,6 +22,7 @@ use bulkhead_ipc::syncd::{
     WatchNodeRequest, WatchPodsRequest,
 };
 use bulkhead_sys::spawn::{Spec, User};
+use bulkhead_testkit::skip::{Lack, skip_this_test};
 use bulkhead_types::Process;
 use tonic::{Request, Response, Status};
 
@@ -127,8 +128,7 @@ fn node(root: &Path) -> NodeConfig {
 #[tokio::test]
 async fn the_process_measures_without_a_capability() {
     if std::fs::metadata("/proc/self").unwrap().uid() != 0 {
-        eprintln!("left out: starting a process as another user takes root");
-        return;
+        return skip_this_test(Lack::Root).unwrap();
     }
     let temp = tempfile::tempdir().unwrap();
     let config = node(temp.path());
