@@ -5,6 +5,7 @@
 //! | module | decides |
 //! |---|---|
 //! | [`v1`] | nothing: a pod as it is kept |
+//! | [`annotations`] | nothing: where a pod says that it comes from |
 //! | [`pem`] | certificates and keys as text |
 //! | [`selinux`] | how files of containers are labelled |
 //! | [`validation`] | whether a pod is well formed, in upstream's words |
@@ -16,6 +17,7 @@
 //! | [`events`] | nothing: what is recorded of pods and the node, and the trait of who takes it |
 //! | [`objects`] | which objects of the API server a pod names; the trait of who has them |
 
+pub mod annotations;
 pub mod decode;
 pub mod defaults;
 pub mod events;

@@ -24,7 +24,7 @@ use crate::hub::PodHub;
 use crate::mirror_pods::MirrorPods;
 use crate::sources::{FullName, SetSender, SetSink as _, StaticName};
 use crate::start_latency::StartTimes;
-use kubelet_model::pod::annotations::CONFIG_MIRROR;
+use kubelet_model::annotations::CONFIG_MIRROR;
 
 /// What is to be told of the watch itself.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -12,7 +12,7 @@ use crate::ownership::{Owner, Ownership};
 use crate::private_state::PrivateState;
 use crate::sources::FoundPod;
 use crate::sources::uids::UidStore as _;
-use kubelet_model::pod::annotations::CONFIG_SOURCE;
+use kubelet_model::annotations::CONFIG_SOURCE;
 use kubelet_model::pod::labels;
 use kubelet_model::pod::source::SourceKind;
 use kubelet_pleg::PodCache;

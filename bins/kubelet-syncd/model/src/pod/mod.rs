@@ -4,7 +4,7 @@
 //! | module | tells |
 //! |---|---|
 //! | [`spec`] | names, containers, policies of a pod as its spec has them |
-//! | [`annotations`], [`source`] | where a pod comes from |
+//! | [`source`] | where a pod comes from |
 //! | [`model`] | what the runtime knows of a pod (filled by PLEG) |
 //! | [`restart`] | which containers run again |
 //! | [`resources`], [`memory_qos`] | requests and limits, QoS class, what of them cgroups get |
@@ -13,7 +13,6 @@
 //! | [`image_reference`] | the parts of an image's name |
 //! | [`stop_signal`] | with which signal a container ends |
 
-pub mod annotations;
 pub mod downward;
 pub mod expansion;
 pub mod hash;

@@ -9,7 +9,7 @@ pub enum SourceKind {
 }
 
 impl SourceKind {
-    /// Value of the annotation [`CONFIG_SOURCE`](super::annotations::CONFIG_SOURCE).
+    /// Value of the annotation [`CONFIG_SOURCE`](crate::annotations::CONFIG_SOURCE).
     pub const fn as_str(self) -> &'static str {
         match self {
             SourceKind::File => "file",

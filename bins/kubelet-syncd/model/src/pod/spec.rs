@@ -8,8 +8,8 @@ use bulkhead_types::{IdError, Namespace, PodName, PodUid};
 use k8s_openapi::api::core::v1::{ContainerPort, EphemeralContainer, PodStatus};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::annotations::{CONFIG_MIRROR, CONFIG_SOURCE};
 use super::source::SourceKind;
+use crate::annotations::{CONFIG_MIRROR, CONFIG_SOURCE};
 
 /// Why a pod object cannot be worked on: a part of its identity is missing or malformed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

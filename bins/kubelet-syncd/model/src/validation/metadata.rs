@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::field::{AsJson, Errors, Path, items, quote, text};
 use super::{containers, names, scheduling, security};
-use crate::pod::annotations::CONFIG_MIRROR;
+use crate::annotations::CONFIG_MIRROR;
 
 /// All annotations of one object together, keys and values.
 const ANNOTATIONS_MAX_BYTES: usize = 256 * 1024;

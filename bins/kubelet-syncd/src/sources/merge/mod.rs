@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kubelet_model::pod::annotations::{CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE};
+use kubelet_model::annotations::{CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE};
 use kubelet_model::pod::source::SourceKind;
 use kubelet_model::v1::Pod;
 use kubelet_model::validation::field::text;

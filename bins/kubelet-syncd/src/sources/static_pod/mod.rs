@@ -9,8 +9,8 @@ use k8s_openapi::api::core::v1::{PodStatus, Toleration};
 use kubelet_model::v1::Pod;
 
 use super::uids::{UidChoice, Uids, content_digest, generated_uid};
+use kubelet_model::annotations::CONFIG_HASH;
 use kubelet_model::defaults;
-use kubelet_model::pod::annotations::CONFIG_HASH;
 
 use super::references;
 use kubelet_model::validation::field::text;
