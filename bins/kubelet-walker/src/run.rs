@@ -11,6 +11,7 @@ use bulkhead_config::NodeConfig;
 use bulkhead_daemon::arguments::{self, Arguments};
 use bulkhead_daemon::logging::{self, LogFormat};
 use bulkhead_daemon::privileges::{self, Program};
+use bulkhead_sys::notify;
 use bulkhead_worker::fork_server::Watch;
 use bulkhead_worker::{Connections, serve};
 
@@ -46,14 +47,26 @@ pub fn run() -> Result<(), Box<dyn Error>> {
     // nothing of /proc is left behind it.
     let asker = std::fs::metadata(run_dir.join("kubelet-walker.sock")).map(|socket| socket.uid());
     let title = bulkhead_sys::program::Title::find();
+    // No socket is made or connected behind the filter.
+    let supervisor = notify::Supervisor::connect().unwrap_or_else(|error| {
+        tracing::warn!(%error, "the supervisor cannot be told anything");
+        notify::Supervisor::default()
+    });
     wait_for_folders(&config);
     let applied = privileges::apply(Program::Walker, Some(&config))?;
     for warning in &applied.warnings {
         tracing::warn!("{warning}");
     }
+    if applied.landlock.is_empty() {
+        let why = applied.landlock_left_out.join(", ");
+        tracing::warn!(
+            why,
+            "there is no fence: the filter opens no file, and folders of the whole machine can be listed"
+        );
+    }
     let missing = applied.missing_folders;
     let each = || {
-        let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
+        let _ = supervisor.tell("WATCHDOG=1");
         !missing.is_empty() && outgrown(&missing)
     };
     let title = title.map(|title| (title, "kubelet-walker: worker"));
@@ -73,7 +86,7 @@ pub fn run() -> Result<(), Box<dyn Error>> {
         .remove("walker")
         .ok_or("it is started by `kubelet` or by kubelet-walker.socket, which give it a socket")?;
     let asker = asker?;
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    let _ = supervisor.tell("READY=1");
     Ok(serve(&Connections::Listener { socket, may_connect: &move |uid| uid == asker }, &watch(Some(IDLE)), &work)?)
 }
 
@@ -193,5 +206,33 @@ mod tests {
             );
             assert!(std::process::Command::new("/bin/true").status().is_err());
         });
+    }
+
+    /// As on a kernel that has no Landlock: the filter is what is left.
+    #[test]
+    fn without_a_fence_folders_are_listed_and_no_file_is_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let volume = folder.path().join("v");
+        std::fs::create_dir_all(volume.join("deep/deeper")).unwrap();
+        std::fs::write(volume.join("secret"), vec![b'x'; 10_000]).unwrap();
+        let _listener = std::os::unix::net::UnixListener::bind(volume.join("socket")).unwrap();
+        std::thread::spawn(move || {
+            let row = Program::Walker.row();
+            bulkhead_sys::seccomp::restrict(&row.denied(None), Some(&row.families(None))).unwrap();
+            let measured = crate::measure::volume(&volume).unwrap();
+            assert_eq!((measured.folder.inodes, measured.folder.incomplete), (5, false));
+            assert!(measured.folder.bytes >= 10_000 && measured.fs.capacity_bytes > 0);
+            assert!(std::fs::read_dir("/proc").is_ok(), "names of the whole machine");
+            let file = volume.join("secret");
+            for file in [file.as_path(), Path::new("/proc/stat"), Path::new("/proc/slabinfo"), Path::new("/etc/passwd")]
+            {
+                let refused = std::fs::read(file).unwrap_err().kind();
+                assert_eq!(refused, std::io::ErrorKind::PermissionDenied, "{}", file.display());
+            }
+            let refused = std::os::unix::net::UnixStream::connect(volume.join("socket")).unwrap_err().kind();
+            assert_eq!(refused, std::io::ErrorKind::PermissionDenied);
+        })
+        .join()
+        .unwrap();
     }
 }

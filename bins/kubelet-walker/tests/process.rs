@@ -2,6 +2,7 @@
 //! workers.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+use std::ffi::OsString;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
@@ -66,6 +67,11 @@ fn walker() -> Option<(tempfile::TempDir, Walker, OwnedFd)> {
 
 /// With the fork server's end of a pair; the other one is evictiond's.
 fn start(config: &NodeConfig) -> (Walker, OwnedFd) {
+    start_with(config, Vec::new())
+}
+
+/// The same; `env`: more of its environment.
+fn start_with(config: &NodeConfig, env: Vec<(OsString, OsString)>) -> (Walker, OwnedFd) {
     let (theirs, ours) = scm::pair().unwrap();
     let mut spec = Spec::new(env!("CARGO_BIN_EXE_kubelet-walker"));
     spec.args = vec!["--run-dir".into(), config.paths.run_dir.clone().into()];
@@ -75,6 +81,7 @@ fn start(config: &NodeConfig) -> (Walker, OwnedFd) {
     spec.ambient = vec![Capability::CAP_DAC_READ_SEARCH];
     spec.no_new_privs = true;
     spec.die_with_parent = true;
+    spec.env.extend(env);
     (Walker(spec.spawn().unwrap()), ours)
 }
 
@@ -157,4 +164,25 @@ async fn what_is_no_request_for_a_worker_is_passed_over() {
     scm::send(&socket, b"w", &[file.as_fd()]).unwrap();
     let workers = WorkerPool::passed(socket, LIMITS, Box::new(|_| ())).unwrap();
     assert_eq!(volumes(&workers).await.volumes.len(), 1);
+}
+
+/// It may make no socket by then, and connect none.
+#[test]
+fn its_supervisor_hears_of_it_behind_the_filter() {
+    if !is_root() {
+        return;
+    }
+    let temp = tempfile::tempdir().unwrap();
+    let path = temp.path().join("notify");
+    let supervisor = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
+    supervisor.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let env = vec![("NOTIFY_SOCKET".into(), path.into()), ("WATCHDOG_USEC".into(), "100000".into())];
+    let (walker, _socket) = start_with(&node(temp.path()), env);
+    for _ in 0..2 {
+        let mut text = [0; 64];
+        let length = supervisor.recv(&mut text).unwrap();
+        assert_eq!(&text[..length], b"WATCHDOG=1");
+    }
+    assert_eq!(PrivilegeReport::of(walker.0.id()).unwrap().seccomp_mode, 2);
 }

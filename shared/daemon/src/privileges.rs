@@ -7,7 +7,7 @@ use bulkhead_config::NodeConfig;
 use bulkhead_privileges::{Fencing, Row, RunsPrograms, User};
 pub use bulkhead_privileges::{METADATA_ADDRESSES, Program, XTABLES_LOCK};
 pub use bulkhead_sys::Capability;
-use bulkhead_sys::fence::{Enforcement, FenceReport};
+use bulkhead_sys::fence::FenceReport;
 use bulkhead_sys::{process, seccomp};
 use rustix::process::geteuid;
 
@@ -32,8 +32,7 @@ pub struct Applied {
 /// are bound. `config` is needed for daemons.
 ///
 /// # Errors
-/// Running as root where the table says otherwise or the other way round, a kernel that refuses to drop, or one without
-/// what the row cannot do without.
+/// Running as root where the table says otherwise or the other way round, or a kernel that refuses to drop.
 pub fn apply(program: Program, config: Option<&NodeConfig>) -> std::io::Result<Applied> {
     let row = program.row();
     match (row.user, geteuid().is_root()) {
@@ -115,19 +114,14 @@ pub fn apply_to_launcher(config: &NodeConfig) -> std::io::Result<Vec<String>> {
 }
 
 fn fence(row: &Row, config: Option<&NodeConfig>, applied: &mut Applied) -> std::io::Result<()> {
-    let (fence, required) = match row.fencing(config) {
-        Fencing::Fence { fence, required } => (fence, required),
+    let fence = match row.fencing(config) {
+        Fencing::Fence { fence } => fence,
         Fencing::None(why) => {
             applied.landlock_left_out.push(format!("no fence: {why}"));
             return Ok(());
         }
     };
-    let FenceReport { enforcement, rules, missing, unavailable } = fence.enforce().map_err(std::io::Error::other)?;
-    if required && enforcement == Enforcement::None {
-        let names: Vec<String> = row.capabilities.iter().map(ToString::to_string).collect();
-        let (why, names) = (unavailable.join(", "), names.join(", "));
-        return Err(std::io::Error::other(format!("{why}, and {names} is not kept without Landlock rules")));
-    }
+    let FenceReport { rules, missing, unavailable, .. } = fence.enforce().map_err(std::io::Error::other)?;
     applied.landlock = rules;
     applied.landlock_left_out = missing.iter().map(|path| format!("not there: {}", path.display())).collect();
     applied.landlock_left_out.extend(unavailable);

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use bulkhead_config::NodeConfig;
 use bulkhead_sys::fence::Fence;
+use bulkhead_sys::open;
 use bulkhead_types::Process;
 
 use crate::row::{Program, Row};
@@ -49,8 +50,6 @@ pub const METADATA_ADDRESSES: [IpAddr; 8] = [
 pub enum Fencing {
     Fence {
         fence: Fence,
-        /// Without it the process must not run.
-        required: bool,
     },
     /// And why not.
     None(&'static str),
@@ -73,14 +72,14 @@ impl Row {
     pub fn fencing(&self, config: Option<&NodeConfig>) -> Fencing {
         let (process, config) = match (self.program, config) {
             (Program::Launcher, _) => return Fencing::None("its children mount, and fences are inherited"),
-            (Program::Iptables, _) => return Fencing::Fence { fence: iptables(), required: false },
-            (Program::Disks, _) => return Fencing::Fence { fence: disks(), required: false },
+            (Program::Iptables, _) => return Fencing::Fence { fence: iptables() },
+            (Program::Disks, _) => return Fencing::Fence { fence: disks() },
             (Program::Flexvolume, _) => {
                 return Fencing::None("a fenced process may not mount, and where drivers work nobody knows");
             }
-            (Program::Journal, _) => return Fencing::Fence { fence: journal(), required: false },
+            (Program::Journal, _) => return Fencing::Fence { fence: journal() },
             (Program::Daemon(_) | Program::Walker, None) => return Fencing::None("there is no configuration"),
-            (Program::Walker, Some(config)) => return Fencing::Fence { fence: walker(config), required: true },
+            (Program::Walker, Some(config)) => return Fencing::Fence { fence: walker(config) },
             (Program::Daemon(process), Some(config)) => (process, config),
         };
         if process == Process::Volnetd {
@@ -116,7 +115,7 @@ impl Row {
                 }
             }
         };
-        Fencing::Fence { fence, required: false }
+        Fencing::Fence { fence }
     }
 }
 
@@ -126,7 +125,8 @@ fn folder_of(path: &Path) -> Option<PathBuf> {
     if real.is_dir() { Some(real) } else { real.parent().map(Path::to_owned) }
 }
 
-/// Listing of the folders that are walked. Its capability opens every file, so that there is nothing else.
+/// Listing of the folders that are walked. Its capability opens every file, so that there is nothing else; without Landlock its
+/// filter opens none (decision 93).
 fn walker(config: &NodeConfig) -> Fence {
     Fence {
         read_dirs: vec![config.paths.pods(), config.paths.pod_logs_dir.clone()],
@@ -174,13 +174,13 @@ const SESSIONS: &str = "/sys/devices/platform";
 /// iscsiadm's records, of Debian's and of newer ones.
 const RECORDS: [&str; 2] = ["/etc/iscsi", "/var/lib/iscsi"];
 
-/// Of iscsiadm's lock. kubelet-disks makes it before it has its fence, where records are.
+/// Of iscsiadm's lock. kubelet-disks makes it before it has its fence, where records are; somebody else's there is no rule for.
 const ISCSI_LOCK: &str = "/run/lock/iscsi";
 
 /// What iscsiadm writes, its lock among it; nothing on a machine that has none.
 fn of_iscsiadm() -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = RECORDS.map(PathBuf::from).into_iter().filter(|folder| folder.is_dir()).collect();
-    if !folders.is_empty() {
+    if !folders.is_empty() && open::is_own_folder(Path::new(ISCSI_LOCK)).is_ok_and(|own| own) {
         folders.push(ISCSI_LOCK.into());
     }
     folders
@@ -255,10 +255,6 @@ mod tests {
                 "kubelet-disks"
             ]
         );
-        let required =
-            |program: Program| matches!(program.row().fencing(Some(&config)), Fencing::Fence { required: true, .. });
-        let all: Vec<&str> = Program::ALL.into_iter().filter(|program| required(*program)).map(Program::name).collect();
-        assert_eq!(all, ["kubelet-walker"], "who holds a capability that opens every file");
     }
 
     #[test]

@@ -78,8 +78,8 @@ pub struct Row {
     pub passed_on: &'static [Capability],
     pub bounding: Bounding,
     pub no_new_privs: bool,
-    /// Families that `socket` and `socketpair` still make, but for [`Family::Vsock`], which the configuration decides.
-    /// Descriptors of other families may be passed.
+    /// Families that `socket` and `socketpair` still make (none: they make nothing), but for [`Family::Vsock`], which the
+    /// configuration decides. Descriptors of other families may be passed.
     families: &'static [Family],
     /// Groups of system calls that are denied, but for [`Deny::Exec`], which [`Self::runs_programs`] decides.
     denied: &'static [Deny],
@@ -98,8 +98,8 @@ const MIB: u64 = 1 << 20;
 /// Hard limit of core files in bytes, for every process.
 pub const CORE_LIMIT: u64 = 0;
 
-/// What a process without privileges has no use for: every group.
-const EVERYTHING: &[Deny] = &Deny::ALL;
+/// What a process without privileges has no use for.
+const EVERYTHING: &[Deny] = Deny::UNPRIVILEGED;
 
 /// volnetd and FlexVolume drivers mount, so that stays; nothing else does.
 const ALL_BUT_MOUNTS: &[Deny] = &[
@@ -249,14 +249,17 @@ const WALKER: Row = Row {
     program: Program::Walker,
     user: User::Helper,
     in_daemons_group: false,
-    // Sizes below pods' folders are behind directories that only root may search; the fence keeps this to listing.
+    // Sizes below pods' folders are behind directories that only root may search; the filter keeps this to listing, the fence to
+    // these folders.
     capabilities: &[Capability::CAP_DAC_READ_SEARCH],
     passed_on: &[],
     bounding: Bounding::Row,
     no_new_privs: true,
-    families: &[Family::Unix],
-    // OpenByHandle is the one that matters: with the capability it opens any inode, and Landlock has no say in it.
-    denied: EVERYTHING,
+    // Its sockets are made before it has its filter, and passed.
+    families: &[],
+    // With the capability OpenByHandle opens any inode, in which Landlock has no say; Files is what is left of the fence on a kernel
+    // without Landlock; and pods' sockets lie where it walks (decision 93).
+    denied: &Deny::ALL,
     runs_programs: RunsPrograms::Never,
     serves: &[Serves { socket: "workers", peers: &["kubelet-evictiond"] }],
     memory_bytes: 256 * MIB,

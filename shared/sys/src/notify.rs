@@ -1,5 +1,5 @@
-//! Messages with descriptors to whoever supervises this process: the part of sd_notify(3) that keeps descriptors over a
-//! restart. Plain states go by the `sd-notify` crate.
+//! Messages to whoever supervises this process: the part of sd_notify(3) that keeps descriptors over a restart, and states of a
+//! process that may make no socket by then. Plain states of others go by the `sd-notify` crate.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -34,14 +34,42 @@ pub fn barrier(fd: BorrowedFd<'_>) -> io::Result<()> {
     send("BARRIER=1", Some(fd))
 }
 
-fn send(text: &str, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    let Some(path) = std::env::var_os("NOTIFY_SOCKET").filter(|path| !path.is_empty()) else { return Ok(()) };
+/// A supervisor that is connected to once: for a process that may make no socket later. By default there is none.
+#[derive(Debug, Default)]
+pub struct Supervisor(Option<UnixDatagram>);
+
+impl Supervisor {
+    /// Without a supervisor whatever it is told goes nowhere.
+    ///
+    /// # Errors
+    /// The supervisor's socket cannot be connected to.
+    pub fn connect() -> io::Result<Self> {
+        socket().map(Supervisor)
+    }
+
+    /// Tells it a state: `READY=1`, `WATCHDOG=1`.
+    ///
+    /// # Errors
+    /// The supervisor's socket cannot be written to.
+    pub fn tell(&self, state: &str) -> io::Result<()> {
+        self.0.as_ref().map_or(Ok(()), |socket| socket.send(state.as_bytes()).map(drop))
+    }
+}
+
+/// Connected to the supervisor, where there is one.
+fn socket() -> io::Result<Option<UnixDatagram>> {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET").filter(|path| !path.is_empty()) else { return Ok(None) };
     let address = match path.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(&path)?,
     };
     let socket = UnixDatagram::unbound()?;
     socket.connect_addr(&address)?;
+    Ok(Some(socket))
+}
+
+fn send(text: &str, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let Some(socket) = socket()? else { return Ok(()) };
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if let Some(fd) = &fd

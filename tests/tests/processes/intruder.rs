@@ -2,7 +2,9 @@
 //! what came of it is compared with a reviewed table (`tests/fixtures/intruder.txt`).
 
 use std::collections::BTreeMap;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -210,6 +212,20 @@ fn of_a_disk(node: &Node) -> Value {
     pod
 }
 
+/// A link in the scratch folder to a socket in a pod's volume: the volume's path is longer than an address may be.
+const POD_SOCKET: &str = "pod-socket";
+
+/// What a pod may have in a volume: a socket to which anybody may connect who finds it.
+fn listen_in_a_volume(node: &Node, pod: &Value, scratch: &Path) -> Result<UnixListener> {
+    let uid = pod["metadata"]["uid"].as_str().context("no uid")?;
+    let volume = node.root_dir().join(format!("pods/{uid}/volumes/kubernetes.io~empty-dir/open"));
+    let folder = std::fs::File::open(&volume).with_context(|| format!("{}", volume.display()))?;
+    let listener = UnixListener::bind(format!("/proc/self/fd/{}/socket", folder.as_raw_fd()))?;
+    std::fs::set_permissions(volume.join("socket"), std::fs::Permissions::from_mode(0o777))?;
+    std::os::unix::fs::symlink(volume.join("socket"), scratch.join(POD_SOCKET))?;
+    Ok(listener)
+}
+
 /// What there is to be attacked.
 fn plan(node: &Node, pod: &Value, kubeconfig: &Path, scratch: &Path) -> Result<Value> {
     let uid = pod["metadata"]["uid"].as_str().context("no uid")?;
@@ -257,6 +273,7 @@ fn plan(node: &Node, pod: &Value, kubeconfig: &Path, scratch: &Path) -> Result<V
         },
         "processes": processes,
         "runtime_socket": node.lab().containerd().socket(),
+        "pod_socket": scratch.join(POD_SOCKET),
         "scratch": scratch,
     }))
 }
@@ -277,14 +294,17 @@ fn with_a_daemon_s_privileges_nothing_else_can_be_had() -> Result<()> {
     })?;
     let kubeconfig = member.cluster.kubeconfig_for_node("alpha")?;
     let spec = json!({
-        "containers": [{"name": "main", "volumeMounts": [{"name": "kept", "mountPath": "/kept"}]}],
-        "volumes": [{"name": "kept", "secret": {"secretName": "kept"}}],
+        "containers": [{"name": "main", "volumeMounts": [
+            {"name": "kept", "mountPath": "/kept"}, {"name": "open", "mountPath": "/open"},
+        ]}],
+        "volumes": [{"name": "kept", "secret": {"secretName": "kept"}}, {"name": "open", "emptyDir": {}}],
     });
     member.create("guarded", &spec)?;
     let pod = member.wait_ready("guarded")?;
 
     let mut reports = BTreeMap::new();
     let mut node = member.node;
+    let _listener = listen_in_a_volume(&node, &pod, &scratch)?;
     for daemon in WHO {
         let original = std::fs::read_link(folder.path().join(daemon))?;
         if daemon == ON_DEMAND {
@@ -435,6 +455,8 @@ fn unit_plan(machine: &Machine, secret: &str) -> Result<Value> {
         },
         "processes": processes,
         "runtime_socket": "/run/containerd/containerd.sock",
+        // It is not there; the launcher's test has one.
+        "pod_socket": format!("/var/tmp/scratch/{POD_SOCKET}"),
         "scratch": "/var/tmp/scratch",
     }))
 }

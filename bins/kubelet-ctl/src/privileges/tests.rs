@@ -262,7 +262,7 @@ fn a_line_says_what_a_process_may_do() {
 
     // Of those that cannot be asked what is declared is shown.
     for (program, network, files) in [
-        (Program::Walker, "unix", "lists /var/lib/kubelet/root/pods /var/lib/kubelet/pod-logs"),
+        (Program::Walker, "none", "lists /var/lib/kubelet/root/pods /var/lib/kubelet/pod-logs"),
         (Program::Launcher, "unix, IP, netfilter", "any that its user may open"),
         (
             Program::Journal,

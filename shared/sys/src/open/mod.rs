@@ -298,6 +298,16 @@ pub fn base_dir(path: &Path) -> Result<OwnedFd, OpenError> {
         .map_err(io_error("open the directory", path))
 }
 
+/// Whether a folder that somebody else may have made first is this process's user's: no link to one, and written by nobody else.
+///
+/// # Errors
+/// It is not there, or cannot be examined.
+pub fn is_own_folder(path: &Path) -> io::Result<bool> {
+    let stat = rustix::fs::lstat(path)?;
+    let is_folder = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+    Ok(is_folder && stat.st_uid == rustix::process::geteuid().as_raw() && !others_may_write(&stat))
+}
+
 /// Metadata of one name in a directory, links not followed; None when it is not there.
 pub fn lstat_at(dir: BorrowedFd<'_>, name: impl AsRef<Path>) -> Result<Option<Stat>, OpenError> {
     let name = name.as_ref();
@@ -396,6 +406,26 @@ mod tests {
         assert_eq!(connect(&path).unwrap_err().errno(), Some(Errno::CONNREFUSED));
         std::fs::write(dir.path().join("file"), "").unwrap();
         assert!(matches!(connect(&dir.path().join("file")), Err(OpenError::WrongType { .. })));
+    }
+
+    #[test]
+    fn a_folder_that_somebody_else_may_have_made_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::create_dir(at("own")).unwrap();
+        std::fs::create_dir(at("open")).unwrap();
+        std::fs::write(at("file"), "").unwrap();
+        chmod(&at("open"), 0o777);
+        symlink("own", at("link")).unwrap();
+        assert!(is_own_folder(&at("own")).unwrap());
+        for other in ["open", "file", "link"] {
+            assert!(!is_own_folder(&at(other)).unwrap(), "{other}");
+        }
+        assert!(is_own_folder(&at("none")).is_err());
+        if is_root() {
+            std::os::unix::fs::chown(at("own"), Some(60000), None).unwrap();
+            assert!(!is_own_folder(&at("own")).unwrap());
+        }
     }
 
     #[test]

@@ -5,6 +5,12 @@
 
 /// open_tree_attr, since Linux 6.15.
 const SYS_OPEN_TREE_ATTR: i64 = 467;
+/// setxattrat, getxattrat, listxattrat and removexattrat, since Linux 6.13.
+const XATTR_AT: [i64; 4] = [463, 464, 465, 466];
+/// file_setattr, since Linux 6.17.
+const SYS_FILE_SETATTR: i64 = 469;
+/// fchmodat2, since Linux 6.6.
+const SYS_FCHMODAT2: i64 = 452;
 /// statmount and listmount, since Linux 6.8.
 const SYS_STATMOUNT: i64 = 457;
 const SYS_LISTMOUNT: i64 = 458;
@@ -39,6 +45,75 @@ const USERFAULT_REQUESTS: [u64; 10] = [
     0xC020_AA07,
     0xC020_AA08,
     0xC018_AA3F,
+];
+
+/// With which a folder is opened, or the call fails; and those that make a file, of which `O_TMPFILE` has the first one's bit as well.
+const FOLDER: u64 = libc::O_DIRECTORY as u64;
+const NEW_FILE: [u64; 2] = [libc::O_CREAT as u64, (libc::O_TMPFILE & !libc::O_DIRECTORY) as u64];
+
+/// What reads links and extended attributes of files, and what changes files and folders by their names. openat2 has its flags
+/// in memory, where a filter cannot look.
+const BY_NAME: &[i64] = &[
+    libc::SYS_openat2,
+    libc::SYS_readlinkat,
+    libc::SYS_getxattr,
+    libc::SYS_lgetxattr,
+    libc::SYS_fgetxattr,
+    libc::SYS_listxattr,
+    libc::SYS_llistxattr,
+    libc::SYS_flistxattr,
+    libc::SYS_setxattr,
+    libc::SYS_lsetxattr,
+    libc::SYS_fsetxattr,
+    libc::SYS_removexattr,
+    libc::SYS_lremovexattr,
+    libc::SYS_fremovexattr,
+    XATTR_AT[0],
+    XATTR_AT[1],
+    XATTR_AT[2],
+    XATTR_AT[3],
+    SYS_FILE_SETATTR,
+    libc::SYS_truncate,
+    libc::SYS_linkat,
+    libc::SYS_symlinkat,
+    libc::SYS_unlinkat,
+    libc::SYS_renameat,
+    libc::SYS_renameat2,
+    libc::SYS_mkdirat,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    SYS_FCHMODAT2,
+    libc::SYS_fchown,
+    libc::SYS_fchownat,
+    libc::SYS_utimensat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_creat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_readlink,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_link,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_symlink,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_unlink,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_rename,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_mkdir,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_rmdir,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_chmod,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_chown,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_lchown,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_utime,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_utimes,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_futimesat,
 ];
 
 /// A group of calls that a process has no business making.
@@ -76,6 +151,11 @@ pub enum Deny {
     Terminal,
     /// Hardware ports and descriptor tables.
     RawIo,
+    /// Opening anything but folders, reading links and extended attributes, and changing what is there: what is left of files
+    /// is their metadata, and lists of folders.
+    Files,
+    /// Connecting sockets.
+    Connect,
 }
 
 /// When a call of a group is denied.
@@ -86,6 +166,11 @@ pub(super) enum When {
     AnyBit {
         argument: u8,
         bits: &'static [u64],
+    },
+    /// The argument lacks this bit.
+    NoBit {
+        argument: u8,
+        bit: u64,
     },
     /// The argument, as 32 bits, is one of these.
     OneOf {
@@ -100,8 +185,8 @@ pub(super) enum When {
 }
 
 impl Deny {
-    /// Everything: what a process without privileges has no use for.
-    pub const ALL: [Deny; 16] = [
+    /// Every group; the two for whoever does no more than look stand last.
+    pub const ALL: [Deny; 18] = [
         Deny::OpenByHandle,
         Deny::Fanotify,
         Deny::Exec,
@@ -118,7 +203,12 @@ impl Deny {
         Deny::Personality,
         Deny::Terminal,
         Deny::RawIo,
+        Deny::Files,
+        Deny::Connect,
     ];
+
+    /// What a process without privileges has no use for, though it opens files and connects to others.
+    pub const UNPRIVILEGED: &'static [Deny] = Deny::ALL.split_at(Deny::ALL.len() - 2).0;
 
     /// The group's name where people see it: "open-by-handle".
     pub const fn name(self) -> &'static str {
@@ -139,6 +229,8 @@ impl Deny {
             Deny::Personality => "personality",
             Deny::Terminal => "terminal",
             Deny::RawIo => "raw-io",
+            Deny::Files => "files",
+            Deny::Connect => "connect",
         }
     }
 
@@ -207,25 +299,39 @@ impl Deny {
             Deny::RawIo => &[libc::SYS_iopl, libc::SYS_ioperm, libc::SYS_modify_ldt],
             #[cfg(not(target_arch = "x86_64"))]
             Deny::RawIo => &[],
+            Deny::Files => BY_NAME,
+            Deny::Connect => &[libc::SYS_connect],
             // Their arguments decide.
             Deny::Personality | Deny::Terminal => &[],
         }
     }
 
+    /// Calls that are denied by their arguments.
+    const fn by_argument(self) -> &'static [(i64, When)] {
+        match self {
+            // What glibc starts threads and programs with, and then only without a new namespace.
+            Deny::Namespaces => &[(libc::SYS_clone, When::AnyBit { argument: 0, bits: &NEW_NAMESPACES })],
+            // Asking for the present one (all bits), and Linux itself, are harmless and done by some libraries.
+            Deny::Personality => &[(libc::SYS_personality, When::NoneOf { argument: 0, values: &[0, 0xffff_ffff] })],
+            // TIOCSTI and TIOCLINUX, the two that put characters into a terminal's input.
+            Deny::Terminal => &[(libc::SYS_ioctl, When::OneOf { argument: 1, values: &[0x5412, 0x541c] })],
+            // From UFFDIO_REGISTER to UFFDIO_POISON, and UFFDIO_API: what was registered before stays so.
+            Deny::Userfault => &[(libc::SYS_ioctl, When::OneOf { argument: 1, values: &USERFAULT_REQUESTS })],
+            Deny::Files => &[
+                (libc::SYS_openat, When::NoBit { argument: 2, bit: FOLDER }),
+                (libc::SYS_openat, When::AnyBit { argument: 2, bits: &NEW_FILE }),
+                #[cfg(target_arch = "x86_64")]
+                (libc::SYS_open, When::NoBit { argument: 1, bit: FOLDER }),
+                #[cfg(target_arch = "x86_64")]
+                (libc::SYS_open, When::AnyBit { argument: 1, bits: &NEW_FILE }),
+            ],
+            _ => &[],
+        }
+    }
+
     /// Each call of the group with the condition under which it is denied.
     pub(super) fn rules(self) -> impl Iterator<Item = (i64, When)> {
-        let by_argument = match self {
-            // What glibc starts threads and programs with, and then only without a new namespace.
-            Deny::Namespaces => Some((libc::SYS_clone, When::AnyBit { argument: 0, bits: &NEW_NAMESPACES })),
-            // Asking for the present one (all bits), and Linux itself, are harmless and done by some libraries.
-            Deny::Personality => Some((libc::SYS_personality, When::NoneOf { argument: 0, values: &[0, 0xffff_ffff] })),
-            // TIOCSTI and TIOCLINUX, the two that put characters into a terminal's input.
-            Deny::Terminal => Some((libc::SYS_ioctl, When::OneOf { argument: 1, values: &[0x5412, 0x541c] })),
-            // From UFFDIO_REGISTER to UFFDIO_POISON, and UFFDIO_API: what was registered before stays so.
-            Deny::Userfault => Some((libc::SYS_ioctl, When::OneOf { argument: 1, values: &USERFAULT_REQUESTS })),
-            _ => None,
-        };
-        self.calls().iter().map(|call| (*call, When::Always)).chain(by_argument)
+        self.calls().iter().map(|call| (*call, When::Always)).chain(self.by_argument().iter().copied())
     }
 }
 

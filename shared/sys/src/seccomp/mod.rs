@@ -7,7 +7,8 @@
 //! it answers ENOSYS, and the C library takes clone.
 //!
 //! Speed: the kernel (5.11 and later) keeps a bitmap of calls that a filter allows whatever their arguments are, and runs
-//! no filter for them. Only socket, socketpair, clone, ioctl and personality are looked at.
+//! no filter for them. Only socket, socketpair, clone, ioctl and personality are looked at, and of whoever does no more than look
+//! (`Deny::Files`) open and openat.
 
 mod groups;
 
@@ -94,6 +95,7 @@ fn conditions(when: When) -> Result<Vec<SeccompRule>, SeccompError> {
         When::AnyBit { argument, bits } => {
             bits.iter().map(|bit| one(argument, SeccompCmpOp::MaskedEq(*bit), *bit)).collect()
         }
+        When::NoBit { argument, bit } => Ok(vec![one(argument, SeccompCmpOp::MaskedEq(bit), 0)?]),
         When::OneOf { argument, values } => {
             values.iter().map(|value| one(argument, SeccompCmpOp::Eq, *value)).collect()
         }

@@ -34,6 +34,7 @@ fn every_call_of_every_group_is_denied() {
                 let arguments = match when {
                     When::Always => [0; 3],
                     When::AnyBit { argument, bits } => at(argument, bits[0]),
+                    When::NoBit { argument, .. } => at(argument, 0),
                     When::OneOf { argument, values } => at(argument, values[0]),
                     When::NoneOf { argument, .. } => at(argument, 0x0040_0000),
                 };
@@ -79,7 +80,7 @@ fn kinds_of_a_family_are_told_apart() {
 
 #[test]
 fn arguments_decide_where_a_call_has_harmless_uses() {
-    let allowed = Deny::ALL.into_iter().filter(|deny| *deny != Deny::Exec).collect::<Vec<_>>();
+    let allowed = Deny::UNPRIVILEGED.iter().copied().filter(|deny| *deny != Deny::Exec).collect::<Vec<_>>();
     std::thread::spawn(move || {
         restrict(&allowed, Some(&[Family::Unix, Family::Inet])).unwrap();
         for bit in NAMESPACE_BITS {
@@ -103,6 +104,54 @@ fn arguments_decide_where_a_call_has_harmless_uses() {
     })
     .join()
     .unwrap();
+}
+
+#[test]
+fn whoever_only_looks_lists_folders_and_opens_no_file() {
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::path::Path;
+
+    use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+    use rustix::io::Errno;
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    std::fs::write(at("file"), "12345").unwrap();
+    std::os::unix::fs::symlink("file", at("link")).unwrap();
+    std::fs::create_dir(at("sub")).unwrap();
+    let listener = UnixListener::bind(at("socket")).unwrap();
+    let root = folder.path().to_owned();
+    std::thread::spawn(move || {
+        restrict(&Deny::ALL, Some(&[])).unwrap();
+        let at = |name: &str| root.join(name);
+        assert_eq!(std::fs::read_dir(&root).unwrap().count(), 4);
+        assert_eq!(std::fs::metadata(at("file")).unwrap().len(), 5);
+        assert!(rustix::fs::statvfs(&root).is_ok());
+        let open = |path: &Path, flags| rustix::fs::openat(CWD, path, flags, Mode::RUSR).map(drop);
+        let list = OFlags::RDONLY | OFlags::DIRECTORY;
+        assert_eq!(open(&at("sub"), list | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC), Ok(()));
+        assert_eq!(open(&at("file"), list), Err(Errno::NOTDIR));
+        for flags in [OFlags::RDONLY, OFlags::WRONLY, OFlags::RDWR, OFlags::PATH, OFlags::CREATE | OFlags::WRONLY] {
+            assert_eq!(open(&at("file"), flags), Err(Errno::PERM), "{flags:?}");
+        }
+        // Kernels before 6.4 make a file of these two.
+        assert_eq!(open(&at("new"), list | OFlags::CREATE), Err(Errno::PERM));
+        assert_eq!(open(&root, OFlags::TMPFILE | OFlags::RDWR), Err(Errno::PERM));
+        let other = rustix::fs::openat2(CWD, &root, list, Mode::empty(), ResolveFlags::empty());
+        assert_eq!(other.map(drop), Err(Errno::PERM));
+        let refused = |result: io::Result<()>| result.unwrap_err().raw_os_error() == Some(libc::EPERM);
+        assert!(refused(std::fs::read(at("file")).map(drop)));
+        assert!(refused(std::fs::read_link(at("link")).map(drop)));
+        assert!(refused(std::fs::remove_file(at("file"))));
+        assert!(refused(std::fs::rename(at("file"), at("other"))));
+        assert!(refused(std::fs::create_dir(at("new"))));
+        assert!(refused(std::fs::hard_link(at("file"), at("new"))));
+        assert!(refused(UnixStream::connect(at("socket")).map(drop)));
+        // A socket that is there already is as good as one that is made.
+        assert_eq!(raw(libc::SYS_connect, [-1, 0, 0]), libc::EPERM);
+    })
+    .join()
+    .unwrap();
+    drop(listener);
 }
 
 /// CLONE_NEWNS to CLONE_NEWNET (linux/sched.h), by their numbers and not by the list under test.

@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use bulkhead_config::NodeConfig;
 use bulkhead_daemon::privileges::{self, Program};
+use bulkhead_sys::notify::Supervisor;
 
 use plan::Plan;
 use report::Report;
@@ -43,20 +44,23 @@ fn main() -> Result<()> {
         // It is none of the daemons' group, and so it cannot read it.
         Program::Journal | Program::Iptables | Program::Disks | Program::Flexvolume | Program::Launcher => None,
     };
+    // So is what makes a socket for itself.
+    let supervisor = Supervisor::connect()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let applied = privileges::apply(program, config.as_ref())?;
     let mut report = Report::new(program.name());
     report.note("row", &format!("{applied:?}"));
     // Its supervisor waits for this; in a unit only the main process may say it.
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    let _ = supervisor.tell("READY=1");
     // Answered before any child is made: the runtime of the calls to the others is gone by then.
-    let given = peers::all(&mut report, program, &plan)?;
+    let given = peers::all(&mut report, program, &plan, runtime)?;
     files::all(&mut report, program, &plan, given);
     kernel::all(&mut report, &plan);
     processes::all(&mut report, program, &plan);
     network::all(&mut report, &plan);
     report.end();
     loop {
-        let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
+        let _ = supervisor.tell("WATCHDOG=1");
         std::thread::sleep(std::time::Duration::from_secs(5));
     }
 }

@@ -48,6 +48,7 @@ pub fn all(report: &mut Report, plan: &Plan) {
         std::os::unix::net::UnixListener::bind_addr(&address).map(|_| ())
     });
     report.attempt("runtime-socket", || UnixStream::connect(&plan.runtime_socket).map(|_| ()));
+    report.attempt("socket-of-a-pod", || UnixStream::connect(&plan.pod_socket).map(|_| ()));
     report.attempt("system-bus", || connect_if_there("/run/dbus/system_bus_socket"));
     report.attempt("systemd-private-socket", || connect_if_there("/run/systemd/private"));
     report.attempt("notify-as-another", || {

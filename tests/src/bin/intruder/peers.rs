@@ -18,6 +18,7 @@ use bulkhead_ipc::volnetd::{self as wire, StateKind, open_request::Kind};
 use bulkhead_types::Process;
 use prost_reflect::DescriptorPool;
 use tokio::io::AsyncReadExt as _;
+use tokio::runtime::Runtime;
 use tonic::Code;
 use tonic::transport::Channel;
 
@@ -28,8 +29,7 @@ use crate::report::Report;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Asks everything; the state folder that the broker gave, if it did.
-pub fn all(report: &mut Report, program: Program, plan: &Plan) -> Result<Option<OwnedFd>> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+pub fn all(report: &mut Report, program: Program, plan: &Plan, runtime: Runtime) -> Result<Option<OwnedFd>> {
     let pool = DescriptorPool::decode(bulkhead_ipc::DESCRIPTORS).context("the contract")?;
     runtime.block_on(async {
         for other in Process::ALL.into_iter().filter(|other| Program::Daemon(*other) != program) {

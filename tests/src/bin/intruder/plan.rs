@@ -18,6 +18,8 @@ pub struct Plan {
     /// Act and process: launcher, daemons, a pod's.
     pub processes: BTreeMap<String, i32>,
     pub runtime_socket: PathBuf,
+    /// A socket in a pod's volume to which anybody may connect.
+    pub pod_socket: PathBuf,
     /// A folder where anybody may write.
     pub scratch: PathBuf,
 }
@@ -41,6 +43,7 @@ impl Plan {
                 .filter_map(|(name, pid)| Some((name.clone(), i32::try_from(pid.as_i64()?).ok()?)))
                 .collect(),
             runtime_socket: one("runtime_socket")?,
+            pod_socket: one("pod_socket")?,
             scratch: one("scratch")?,
         })
     }
