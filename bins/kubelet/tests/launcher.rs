@@ -259,7 +259,8 @@ fn four_daemons_with_exactly_their_privileges() {
     node.until("the walker's report", || node.report_path("kubelet-walker").exists());
     let walker = node.report("kubelet-walker");
     for line in [
-        format!("Uid:\t{0}\t{0}\t{0}\t{0}", users.gid),
+        format!("Uid:\t{0}\t{0}\t{0}\t{0}", users.gid + 4),
+        format!("Gid:\t{0}\t{0}\t{0}\t{0}", users.gid + 4),
         "Groups:\t \n".to_owned(),
         "CapEff:\t0000000000000004".to_owned(),
         "CapBnd:\t0000000000000004".to_owned(),

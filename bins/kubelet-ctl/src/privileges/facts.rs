@@ -96,7 +96,17 @@ fn user(context: &Context, row: &Row, kernel: Option<&PrivilegeReport>) -> Vec<F
                 Some(_) => Comparison::Same,
             };
             let reality = uid.map_or(UNSEEN.to_owned(), |uid| uid.to_string());
-            vec![Fact::new("user", "neither root nor a daemon's", reality, verdict)]
+            let gid = kernel.map(|kernel| kernel.gid);
+            let in_their_group = match gid {
+                None => Comparison::Unknown,
+                Some(gid) if gid == 0 || gid == users.gid => Comparison::Differs,
+                Some(_) => Comparison::Same,
+            };
+            let group = gid.map_or(UNSEEN.to_owned(), |gid| gid.to_string());
+            vec![
+                Fact::new("user", "neither root nor a daemon's", reality, verdict),
+                Fact::new("group", "neither root's nor the daemons'", group, in_their_group),
+            ]
         }
     };
     // The primary group is often named again among the others.

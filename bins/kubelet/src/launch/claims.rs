@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 pub enum Subject<'a> {
     RootDir(&'a Path),
     CgroupRoot(&'a str),
-    /// Base of a block of four ids.
+    /// Base of four ids, which are half of a node's.
     UidBlock(u32),
     /// The system's named users.
     NamedUsers,
@@ -72,7 +72,7 @@ pub enum ClaimError {
     Held { subject: String, holder: String },
     #[error("failed to claim {subject} in {}", path.display())]
     Io { subject: String, path: PathBuf, source: std::io::Error },
-    #[error("no free users: all blocks of four ids in {first} to {last} are claimed or in the user database")]
+    #[error("no free users: all blocks of eight ids in {first} to {last} are claimed or in the user database")]
     NoFreeUsers { first: u32, last: u32 },
 }
 

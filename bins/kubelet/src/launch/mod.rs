@@ -66,7 +66,7 @@ impl Instance {
 
     /// Gives the claims back, on a clean stop.
     fn release(self) {
-        self.claims.into_iter().chain([self.users.claim]).for_each(claims::Claim::release);
+        self.claims.into_iter().chain(self.users.claims).for_each(claims::Claim::release);
     }
 }
 

@@ -1,5 +1,5 @@
-//! Which users the daemons run as: the system's named users where they exist, else a block of four ids that no other
-//! instance has and the user database does not know.
+//! Which users the daemons and their helpers run as: the system's named users where they exist, else a block of eight ids that no
+//! other instance has and the user database does not know.
 
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -14,17 +14,20 @@ use super::claims::{Claim, ClaimError, Holder, Registry, Subject};
 /// maps them.
 const FIRST: u32 = 60706;
 const LAST: u32 = 61183;
-const BLOCK: u32 = 4;
+/// Four for the daemons ([`Users::block`]), three for helpers ([`of_helper`]), and one that nobody has.
+const BLOCK: u32 = 8;
+/// What is claimed at a time: a node of an earlier version has such a block alone.
+const HALF: u32 = 4;
 
 const NAMES: [&str; 3] = ["kubelet-syncd", "kubelet-evictiond", "kubelet-statusd"];
 /// The shared group of the named users.
 const GROUP: &str = "kubelet-daemons";
 
-/// Users and the claim on them.
+/// Users and the claims on them.
 #[derive(Debug)]
 pub struct ClaimedUsers {
     pub users: Users,
-    pub claim: Claim,
+    pub claims: Vec<Claim>,
 }
 
 /// Claims users. A root directory gets the same block again where it is free, so that its files keep their owners.
@@ -33,7 +36,7 @@ pub fn claim(registry: &Registry, holder: &Holder, root_dir: &Path) -> Result<Cl
     let group = std::fs::read_to_string("/etc/group").unwrap_or_default();
     if let Some(users) = named(&passwd, &group) {
         match registry.claim(Subject::NamedUsers, holder) {
-            Ok(claim) => return Ok(ClaimedUsers { users, claim }),
+            Ok(claim) => return Ok(ClaimedUsers { users, claims: vec![claim] }),
             // Instances never share users: a second one takes a block.
             Err(ClaimError::Held { .. }) => {}
             Err(error) => return Err(error),
@@ -41,14 +44,14 @@ pub fn claim(registry: &Registry, holder: &Holder, root_dir: &Path) -> Result<Cl
     }
     let taken: Vec<u32> = ids(&passwd).chain(ids(&group)).collect();
     let recorded = recorded(root_dir);
-    let anothers = |base| registry.is_anothers(Subject::UidBlock(base), root_dir);
+    let anothers = |base| halves(base).into_iter().any(|half| registry.is_anothers(Subject::UidBlock(half), root_dir));
     for base in candidates(recorded, &taken, anothers) {
-        match registry.claim(Subject::UidBlock(base), holder) {
-            Ok(claim) => {
+        match claim_block(registry, holder, base) {
+            Ok(claims) => {
                 if recorded != Some(base) {
                     record(root_dir, base);
                 }
-                return Ok(ClaimedUsers { users: Users::block(base), claim });
+                return Ok(ClaimedUsers { users: Users::block(base), claims });
             }
             Err(ClaimError::Held { .. }) => {}
             Err(error) => return Err(error),
@@ -57,12 +60,32 @@ pub fn claim(registry: &Registry, holder: &Holder, root_dir: &Path) -> Result<Cl
     Err(ClaimError::NoFreeUsers { first: FIRST, last: LAST })
 }
 
+const fn halves(base: u32) -> [u32; 2] {
+    [base, base + HALF]
+}
+
+/// Both halves, or neither.
+fn claim_block(registry: &Registry, holder: &Holder, base: u32) -> Result<Vec<Claim>, ClaimError> {
+    let mut claims = Vec::new();
+    for half in halves(base) {
+        match registry.claim(Subject::UidBlock(half), holder) {
+            Ok(claim) => claims.push(claim),
+            Err(error) => {
+                claims.into_iter().for_each(Claim::release);
+                return Err(error);
+            }
+        }
+    }
+    Ok(claims)
+}
+
 /// Bases in the order in which they are tried: our own of last time, those of nobody, and last those of nodes that were
-/// killed, which would find their files in other hands. Pure.
+/// killed, which would find their files in other hands. A record of an earlier version may begin at any half. Pure.
 fn candidates(recorded: Option<u32>, taken: &[u32], anothers: impl Fn(u32) -> bool) -> Vec<u32> {
-    let blocks = (FIRST..=LAST - BLOCK + 1).step_by(BLOCK as usize);
+    let from = |step: u32| (FIRST..=LAST - BLOCK + 1).step_by(step as usize);
+    let blocks = from(BLOCK);
     let free = |base: &u32| !(*base..*base + BLOCK).any(|id| taken.contains(&id));
-    let mut order: Vec<u32> = recorded.into_iter().filter(|base| blocks.clone().any(|b| b == *base)).collect();
+    let mut order: Vec<u32> = recorded.into_iter().filter(|base| from(HALF).any(|b| b == *base)).collect();
     let (reserved, nobodys): (Vec<u32>, Vec<u32>) =
         blocks.filter(|base| Some(*base) != recorded).partition(|base| anothers(*base));
     order.extend(nobodys);
@@ -96,11 +119,22 @@ pub fn passwd() -> String {
     std::fs::read_to_string("/etc/passwd").unwrap_or_default()
 }
 
-/// User and group of a helper: the first number of our own block, which no daemon has as its uid, or the user of the
-/// program's name. Pure.
+/// Which number of our own block a helper has, as user and as group: one of its own, and not the first, which is the group of the
+/// daemons' sockets. Those that are root's have none.
+const fn of_helper(program: Program) -> Option<u32> {
+    match program {
+        Program::Walker => Some(4),
+        Program::Journal => Some(5),
+        Program::Iptables => Some(6),
+        Program::Launcher | Program::Daemon(_) | Program::Disks | Program::Flexvolume => None,
+    }
+}
+
+/// User and group of a helper: a number of our own block, or the user of the program's name. Pure.
 pub fn helper(users: Users, program: Program, passwd: &str) -> Option<User> {
     let (uid, gid) = if users == Users::block(users.gid) {
-        (users.gid, users.gid)
+        let id = users.gid + of_helper(program)?;
+        (id, id)
     } else {
         let line = passwd.lines().find(|line| line.split(':').next() == Some(program.name()))?;
         let mut fields = line.split(':').skip(2);
@@ -126,7 +160,7 @@ fn recorded(root_dir: &Path) -> Option<u32> {
     if base.is_none() {
         let kept = path.with_extension("damaged");
         let done = std::fs::rename(&path, &kept);
-        tracing::error!(kept = %kept.display(), ?done, "the record of the daemons' users is not understood: they may change");
+        tracing::error!(kept = %kept.display(), ?done, "failed to read the record of the daemons' users: they may change");
     }
     base
 }
@@ -154,13 +188,32 @@ mod tests {
 
     #[test]
     fn a_recorded_block_comes_first_and_taken_ids_never() {
-        let order = candidates(Some(60714), &[60707, 61000], |base| base == 60710);
-        assert_eq!(order.first(), Some(&60714));
-        assert!(!order.contains(&60706) && !order.iter().any(|b| (*b..b + 4).contains(&61000)));
-        assert!(order.iter().all(|base| *base >= FIRST && base + 3 <= LAST));
+        let order = candidates(Some(60722), &[60713, 61000], |base| base == 60714);
+        assert_eq!(order.first(), Some(&60722));
+        assert!(!order.contains(&60706) && !order.iter().any(|b| (*b..b + 8).contains(&61000)));
+        assert!(order.iter().all(|base| *base >= FIRST && base + 7 <= LAST));
         assert_eq!(order.iter().collect::<std::collections::BTreeSet<_>>().len(), order.len());
-        assert_eq!(order.last(), Some(&60710), "a killed node's block only when there is no other");
+        assert_eq!(order.last(), Some(&60714), "a killed node's block only when there is no other");
+        assert_eq!(candidates(Some(60710), &[], |_| false)[..2], [60710, FIRST], "a record of an earlier version");
+        assert_eq!(candidates(Some(61178), &[], |_| false).first(), Some(&FIRST), "which has no room behind it");
         assert_eq!(candidates(Some(5), &[], |_| false).first(), Some(&FIRST), "a record outside the range is ignored");
+    }
+
+    #[test]
+    fn a_block_is_claimed_whole_and_none_overlaps_one_of_an_earlier_version() {
+        let folder = tempfile::tempdir().unwrap();
+        let registry = Registry::open(folder.path()).unwrap();
+        let holder = |name: &str| Holder::me(Path::new("/r"), name);
+        let earlier = registry.claim(Subject::UidBlock(60710), &holder("of an earlier version")).unwrap();
+        assert!(claim_block(&registry, &holder("new"), 60706).is_err());
+        let first = registry.claim(Subject::UidBlock(60706), &holder("another")).unwrap();
+        first.release();
+        earlier.release();
+        let claims = claim_block(&registry, &holder("new"), 60706).unwrap();
+        for half in [60706, 60710] {
+            assert!(registry.claim(Subject::UidBlock(half), &holder("another")).is_err());
+        }
+        claims.into_iter().for_each(Claim::release);
     }
 
     #[test]
@@ -180,8 +233,12 @@ mod tests {
     fn the_user_of_a_helper_is_no_daemon_s() {
         let block = Users::block(60706);
         let of = |users, program, passwd: &str| helper(users, program, passwd).map(|user| (user.uid, user.gid));
-        assert_eq!(of(block, Program::Journal, ""), Some((60706, 60706)));
-        assert!(![block.syncd, block.evictiond, block.statusd].contains(&60706));
+        let mut ids = vec![block.gid, block.syncd, block.evictiond, block.statusd];
+        for program in [Program::Walker, Program::Journal, Program::Iptables] {
+            let (uid, gid) = of(block, program, "").unwrap();
+            assert!(uid == gid && !ids.contains(&uid) && uid < 60706 + BLOCK, "{}", program.name());
+            ids.push(uid);
+        }
         let named = Users { syncd: 990, ..block };
         assert_eq!(of(named, Program::Journal, "root:x:0:0::/:\n"), None);
         let passwd = "kubelet-journal:x:995:996::/:/bin/false\nkubelet-walker:x:997:998::/:/bin/false\n";
