@@ -23,15 +23,25 @@ pub const VARIABLE: &str = "SYSFS_PATH";
 /// the fence is put up, which has a rule for it.
 ///
 /// # Errors
-/// There is no folder for locks, or it is not to be written.
+/// There is no folder for locks, it is not to be written, or somebody else was first there: on Debian anybody may write in it.
 pub fn make_place(root: &Path) -> io::Result<()> {
     if !RECORDS.iter().any(|records| root.join(records).is_dir()) {
         return Ok(());
     }
     match folder(&root.join(PLACE)) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => place(root).map(drop),
         made => made,
     }
+}
+
+/// The folder, if it is root's. Once it is, nobody else can put another one there.
+fn place(root: &Path) -> io::Result<PathBuf> {
+    let place = root.join(PLACE);
+    if bulkhead_sys::open::is_own_folder(&place)? {
+        return Ok(place);
+    }
+    let why = format!("/{PLACE} is not a folder of root's alone: whoever made it may not be trusted, remove it");
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
 /// A tree, which goes with this.
@@ -42,9 +52,9 @@ impl Tree {
     /// Makes it of what is below `root` now.
     ///
     /// # Errors
-    /// The folder of locks is full, or not to be written.
+    /// The folder of locks is full, not to be written, or not root's.
     pub fn make(root: &Path) -> io::Result<Self> {
-        let tree = Tree(root.join(PLACE).join(format!("kubelet-disks-{}", std::process::id())));
+        let tree = Tree(place(root)?.join(format!("kubelet-disks-{}", std::process::id())));
         // One of an earlier process of this number.
         let _ = std::fs::remove_dir_all(&tree.0);
         let sys = root.join("sys");
@@ -90,6 +100,8 @@ fn link_all(from: &Path, to: &Path, but: &str) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]
@@ -120,6 +132,14 @@ mod tests {
         assert!(at.join("class/iscsi_session").join(link).is_dir() && at.join("devices/platform/host2").is_dir());
         drop(tree);
         assert!(!at.exists() && transport.join(HANDLE).exists());
+        // What iscsiadm reads of the kernel is nobody else's to write.
+        let lock = root.join("run/lock/iscsi");
+        std::fs::set_permissions(&lock, std::fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(Tree::make(root).unwrap_err().to_string().contains("not a folder of root's alone"));
+        assert!(make_place(root).is_err());
+        std::fs::remove_dir(&lock).unwrap();
+        symlink("/tmp", &lock).unwrap();
+        assert!(Tree::make(root).is_err() && make_place(root).is_err(), "nor is it anywhere else");
         let none = root.join("nowhere");
         assert!(Tree::make(&none).is_err() && make_place(&none).is_ok() && !none.exists());
     }
