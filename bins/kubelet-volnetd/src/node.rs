@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use bulkhead_config::ServingPair;
@@ -127,6 +127,9 @@ pub struct Node {
     pub flex: Flex,
     /// The delay of a shutdown.
     pub inhibitor: Inhibitor,
+    /// Names of the pairs that were in force before one was written here, or of the first that was.
+    pub client_pair: OnceLock<String>,
+    pub serving_pair: OnceLock<String>,
     /// Bound for kubelet-syncd.
     pub pod_resources: AgentSocket,
     pub pods_api: AgentSocket,
@@ -210,6 +213,8 @@ impl Node {
             disks: Disks::default(),
             flex: Flex::default(),
             inhibitor: Inhibitor::default(),
+            client_pair: OnceLock::new(),
+            serving_pair: OnceLock::new(),
             pod_resources: AgentSocket::pod_resources(),
             pods_api: AgentSocket::pods_api(),
             device_plugins: AgentSocket::device_plugins(),

@@ -450,7 +450,9 @@ async fn certificates_and_keys_are_kept_where_upstream_keeps_them() {
         params.distinguished_name.push(rcgen::DnType::OrganizationName, "system:nodes");
         params.extended_key_usages =
             vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth, rcgen::ExtendedKeyUsagePurpose::ServerAuth];
-        (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
+        let authority = rcgen::CertificateParams::new(["an authority".to_owned()]).unwrap();
+        let authority = rcgen::Issuer::new(authority, rcgen::KeyPair::generate().unwrap());
+        (params.signed_by(&key, &authority).unwrap().pem(), key.serialize_pem())
     };
     let (certificate, key) = pair();
     let mode = |path: &std::path::Path| std::fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777;

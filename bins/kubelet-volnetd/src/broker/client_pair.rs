@@ -1,6 +1,7 @@
 //! Whether a pair that is to become the node's credential is this node's: `docs/decisions/0054-where-x-509-is-parsed.md`.
 //!
 //! No chain is checked: which authority may sign is the API server's matter, and another one than the configured client CA may.
+//! What nobody but itself has signed is refused, because no server takes that.
 
 use bulkhead_types::NodeName;
 use rustls::crypto::ring::sign::any_supported_type;
@@ -25,6 +26,8 @@ pub enum ClientPairError {
     OtherKey,
     #[error("certificates: the subject is {found}, it may be CN=system:node:{node} with O={NODES} alone")]
     OtherSubject { found: String, node: NodeName },
+    #[error("certificates: the certificate names itself as its issuer, and no authority")]
+    SelfSigned,
     #[error("certificates: the certificate is not for client authentication (extended key usage clientAuth)")]
     NotForClients,
     #[error("certificates: the certificate is valid from {from} to {until} only, which is not now")]
@@ -52,6 +55,9 @@ pub fn check(certificates: &[u8], private_key: &[u8], node: &NodeName, now: i64)
             node: node.clone(),
         });
     }
+    if leaf.issuer() == leaf.subject() {
+        return Err(ClientPairError::SelfSigned);
+    }
     let usages = leaf.extended_key_usage().ok().flatten();
     if !usages.is_some_and(|usages| usages.value.client_auth) {
         return Err(ClientPairError::NotForClients);
@@ -78,7 +84,9 @@ fn is_of(subject: &X509Name<'_>, node: &NodeName) -> bool {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair, PKCS_ED25519, date_time_ymd};
+    use rcgen::{
+        Certificate, CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair, PKCS_ED25519, date_time_ymd,
+    };
 
     use super::*;
 
@@ -104,8 +112,13 @@ mod tests {
         params(&["system:node:a.example"], &[NODES])
     }
 
+    fn signed(params: &CertificateParams, key: &KeyPair) -> Certificate {
+        let authority = Issuer::new(self::params(&["an authority"], &[]), KeyPair::generate().unwrap());
+        params.signed_by(key, &authority).unwrap()
+    }
+
     fn checked(params: &CertificateParams, key: &KeyPair, shown: &KeyPair, now: i64) -> Result<(), ClientPairError> {
-        let certificate = params.self_signed(key).unwrap().pem();
+        let certificate = signed(params, key).pem();
         check(certificate.as_bytes(), shown.serialize_pem().as_bytes(), &node(), now)
     }
 
@@ -116,7 +129,7 @@ mod tests {
         }
         // Whatever follows the leaf is the server's to judge.
         let key = KeyPair::generate().unwrap();
-        let leaf = good().self_signed(&key).unwrap().pem();
+        let leaf = signed(&good(), &key).pem();
         let other = params(&["ca"], &[]).self_signed(&KeyPair::generate().unwrap()).unwrap().pem();
         let key = key.serialize_pem();
         assert_eq!(check([&*leaf, &*other].concat().as_bytes(), key.as_bytes(), &node(), NOW), Ok(()));
@@ -148,9 +161,11 @@ mod tests {
         for then in [NOW - YEAR, NOW + YEAR, i64::MIN, i64::MAX] {
             assert!(matches!(checked(&good(), &key, &key, then), Err(ClientPairError::NotValidNow { .. })), "{then}");
         }
-        let (certificate, key) = (good().self_signed(&key).unwrap().pem(), key.serialize_pem());
+        let own = good().self_signed(&key).unwrap().pem();
+        let (certificate, key) = (signed(&good(), &key).pem(), key.serialize_pem());
         let block = |label: &str| format!("-----BEGIN {label}-----\nTUlJ\n-----END {label}-----\n");
         let at = |certificate: &str, key: &str| check(certificate.as_bytes(), key.as_bytes(), &node(), NOW);
+        assert_eq!(at(&own, &key), Err(ClientPairError::SelfSigned));
         assert_eq!(at(&block("CERTIFICATE"), &key), Err(ClientPairError::NoCertificate));
         assert_eq!(at("", &key), Err(ClientPairError::NoCertificate));
         assert_eq!(at(&certificate, &block("EC PRIVATE KEY")), Err(ClientPairError::NoKey));
@@ -161,7 +176,7 @@ mod tests {
         #[test]
         fn changed_bytes_never_make_another_subject(at in 0usize..600, value: u8) {
             let key = KeyPair::generate().unwrap();
-            let mut der = params(&["system:node:b.example"], &[NODES]).self_signed(&key).unwrap().der().to_vec();
+            let mut der = signed(&params(&["system:node:b.example"], &[NODES]), &key).der().to_vec();
             let at = at % der.len();
             // `b` into `a` is what makes the name ours.
             prop_assume!(!(der[at] == b'b' && value == b'a'));

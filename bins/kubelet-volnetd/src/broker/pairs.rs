@@ -1,11 +1,13 @@
 //! Pairs that were signed for the node, in upstream's files (client-go `util/certificate`, certificate_store.go): certificates
-//! and key in one file with the time in its name, and a link that names the one in force. The last three stay. The link is
+//! and key in one file with the time in its name, and a link that names the one in force. The last three stay, and the one
+//! that was in force when this process began: whoever asks for pairs to be written does not have the good one removed. The link is
 //! replaced in one step: whoever follows it finds the old pair or the new one.
 //!
 //! Beside them the key of a bootstrap request that is not answered yet (upstream `pkg/kubelet/certificate/bootstrap`).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use bulkhead_sys::open::{self, FileKind, OpenError};
 use rustix::fs::{AtFlags, FileType};
@@ -77,8 +79,15 @@ pub fn put_pending(folder: &Path, private_key: &[u8]) -> Result<(), BrokerError>
         .map_err(|source| BrokerError::PutState { path: folder.join(PENDING_KEY), source })
 }
 
-/// Writes a pair and puts it into force.
-pub fn put(folder: &Path, prefix: Prefix, certificates: &[u8], private_key: &[u8]) -> Result<(), BrokerError> {
+/// Writes a pair and puts it into force. `found`: the name of the pair that was in force before this process wrote one, or else of the
+/// first that it wrote; that one stays.
+pub fn put(
+    folder: &Path,
+    prefix: Prefix,
+    found: &OnceLock<String>,
+    certificates: &[u8],
+    private_key: &[u8],
+) -> Result<(), BrokerError> {
     let dir = make_folder(folder)?;
     let link = prefix.name("current");
     if !is_link_or_missing(&dir, &link)? {
@@ -86,6 +95,7 @@ pub fn put(folder: &Path, prefix: Prefix, certificates: &[u8], private_key: &[u8
     }
     // Upstream's names are in local time.
     let name = prefix.name(&jiff::Zoned::now().strftime("%Y-%m-%d-%H-%M-%S").to_string());
+    let found = found.get_or_init(|| in_force(&dir, prefix, &link).unwrap_or_else(|| name.clone()));
     let mut content = certificates.to_vec();
     if content.last() != Some(&b'\n') {
         content.push(b'\n');
@@ -102,7 +112,7 @@ pub fn put(folder: &Path, prefix: Prefix, certificates: &[u8], private_key: &[u8
     rustix::fs::symlinkat(folder.join(&name), &dir, &updated).map_err(failed)?;
     rustix::fs::renameat(&dir, &updated, &dir, &link).map_err(failed)?;
     rustix::fs::fsync(&dir).map_err(failed)?;
-    if let Err(error) = remove_older(&dir, prefix, &name) {
+    if let Err(error) = remove_older(&dir, prefix, [&name, found]) {
         tracing::warn!(folder = %folder.display(), error = &error as &dyn std::error::Error, "failed to remove older pairs");
     }
     if prefix == Prefix::Client {
@@ -112,12 +122,20 @@ pub fn put(folder: &Path, prefix: Prefix, certificates: &[u8], private_key: &[u8
     Ok(())
 }
 
-/// Removes pairs older than the last [`KEPT`] by the times in their names, never the one that was just written.
-fn remove_older(dir: &OwnedFd, prefix: Prefix, written: &str) -> std::io::Result<()> {
+/// The name of the pair that the link names.
+fn in_force(dir: &OwnedFd, prefix: Prefix, link: &str) -> Option<String> {
+    let target = rustix::fs::readlinkat(dir, link, Vec::new()).ok()?.into_string().ok()?;
+    let name = target.rsplit('/').next().filter(|name| prefix.is_pair(name))?;
+    Some(name.to_owned())
+}
+
+/// Removes pairs older than the last [`KEPT`] by the times in their names, the one that was just written among them, and never one of
+/// `stay`.
+fn remove_older(dir: &OwnedFd, prefix: Prefix, stay: [&str; 2]) -> std::io::Result<()> {
     let mut pairs = Vec::new();
     for entry in rustix::fs::Dir::read_from(dir)? {
         let name = entry?.file_name().to_string_lossy().into_owned();
-        if prefix.is_pair(&name) && name != written {
+        if prefix.is_pair(&name) && !stay.contains(&name.as_str()) {
             pairs.push(name);
         }
     }
@@ -178,6 +196,32 @@ mod tests {
     }
 
     #[test]
+    fn however_many_are_written_the_one_that_was_found_stays() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let pki = folder.path().join("pki");
+        let good = "kubelet-client-2020-01-01-00-00-00.pem";
+        std::fs::create_dir(&pki).unwrap();
+        std::fs::write(pki.join(good), "good").unwrap();
+        std::os::unix::fs::symlink(pki.join(good), pki.join("kubelet-client-current.pem")).unwrap();
+        (2021..2026).for_each(|year| {
+            std::fs::write(pki.join(format!("kubelet-client-{year}-01-01-00-00-00.pem")), "").unwrap();
+        });
+        let found = OnceLock::new();
+        for _ in 0..3 {
+            put(&pki, Prefix::Client, &found, b"certificate", b"key").unwrap();
+        }
+        assert_eq!(std::fs::read(pki.join(good)).unwrap(), b"good");
+        assert_eq!(pki.read_dir().unwrap().count(), 1 + 1 + KEPT, "the link, this one, and the last three");
+        // Of none at first it is the first that is written.
+        let (server, found) = (folder.path().join("server"), OnceLock::new());
+        put(&server, Prefix::Server, &found, b"certificate", b"key").unwrap();
+        assert!(Prefix::Server.is_pair(found.get().unwrap()));
+    }
+
+    #[test]
     fn the_last_three_pairs_stay() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str| std::fs::write(folder.path().join(name), "").unwrap();
@@ -187,11 +231,11 @@ mod tests {
         others.iter().for_each(|name| write(name));
         let dir = OwnedFd::from(std::fs::File::open(folder.path()).unwrap());
         // The clock may have been set back: what was just written stays although its name is old.
-        remove_older(&dir, Prefix::Client, &client(2021)).unwrap();
+        remove_older(&dir, Prefix::Client, [&client(2021), &client(2020)]).unwrap();
         let mut left: Vec<String> =
             folder.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         left.sort();
-        let mut expected: Vec<String> = [2021, 2024, 2025].map(client).into();
+        let mut expected: Vec<String> = [2020, 2021, 2024, 2025].map(client).into();
         expected.extend(others.map(str::to_owned));
         expected.sort();
         assert_eq!(left, expected);

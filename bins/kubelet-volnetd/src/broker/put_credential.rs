@@ -32,11 +32,11 @@ pub fn put(node: &Node, kind: Kind, content: OwnedFd) -> Result<(), BrokerError>
             let pair = read(&content, "the client pair")?;
             let now = jiff::Timestamp::now().as_second();
             client_pair::check(&pair.certificates, &pair.private_key, &node.settings.node_name, now)?;
-            pairs::put(&kubelet.folder, Prefix::Client, &pair.certificates, &pair.private_key)
+            pairs::put(&kubelet.folder, Prefix::Client, &node.client_pair, &pair.certificates, &pair.private_key)
         }
         Kind::ServingPair if kubelet.serving => {
             let pair = read(&content, "the serving pair")?;
-            pairs::put(&kubelet.folder, Prefix::Server, &pair.certificates, &pair.private_key)
+            pairs::put(&kubelet.folder, Prefix::Server, &node.serving_pair, &pair.certificates, &pair.private_key)
         }
         Kind::PendingClientKey if kubelet.bootstrap.is_some() => {
             let pair = decode(&content, "the pending key")?;
