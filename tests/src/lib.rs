@@ -19,6 +19,7 @@ pub mod metric_families;
 pub mod mixed;
 pub mod moments;
 pub mod pod_resources;
+pub mod privileges;
 pub mod program;
 pub mod registry;
 pub mod rotated;

@@ -6,92 +6,43 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use bulkhead_testkit::node::DAEMONS;
-use bulkhead_testkit::processes::{maps_pages_singly, status_line};
+use bulkhead_config::NodeConfig;
+use bulkhead_privileges::{Bounding, Program, Row};
+use bulkhead_sys::process::short_name;
+use bulkhead_testkit::processes::maps_pages_singly;
 use bulkhead_testkit::{LONG, Node, Pod, SHORT, cgroups, eventually};
 use bulkhead_tests::lab;
+use bulkhead_tests::privileges::{config, helper_is_as_mapped, is_as_mapped, to_be_had, user};
 use serde_json::{Value, json};
-
-// Numbers of linux/capability.h.
-const CHOWN: u32 = 0;
-const DAC_OVERRIDE: u32 = 1;
-const DAC_READ_SEARCH: u32 = 2;
-const FOWNER: u32 = 3;
-const FSETID: u32 = 4;
-const KILL: u32 = 5;
-const SETGID: u32 = 6;
-const SETUID: u32 = 7;
-const SETPCAP: u32 = 8;
-const NET_ADMIN: u32 = 12;
-const NET_RAW: u32 = 13;
-const SYS_ADMIN: u32 = 21;
-
-/// What the launcher holds without being able to use it: a child can only be given what its parent is permitted.
-const PASSED_ON: (&str, [u32; 3]) = ("kubelet", [DAC_READ_SEARCH, NET_ADMIN, NET_RAW]);
-
-/// The process table: process, whether it is root, what it holds.
-const TABLE: [(&str, bool, &[u32]); 5] = [
-    ("kubelet-volnetd", true, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE, KILL]),
-    ("kubelet-syncd", false, &[]),
-    ("kubelet-evictiond", false, &[]),
-    ("kubelet-statusd", false, &[]),
-    ("kubelet", true, &[SETUID, SETGID, SETPCAP, KILL]),
-];
-
-fn capabilities(pid: i32, set: &str) -> Result<BTreeSet<u32>> {
-    let mask = u64::from_str_radix(&status_line(pid, set)?, 16)?;
-    Ok((0..64).filter(|bit| mask >> bit & 1 == 1).collect())
-}
-
-fn user(pid: i32) -> Result<u32> {
-    Ok(status_line(pid, "Uid")?.split_ascii_whitespace().next().context("no uid")?.parse()?)
-}
 
 #[test]
 fn every_process_holds_what_the_table_says_and_nothing_else() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let node = lab.node("alpha").start()?;
+    let node = lab.node("alpha").config("enableSystemLogQuery", json!(true)).start()?;
     node.write(&Pod::idle("one"))?;
     node.wait_running("one", 1)?;
-    let pids = node.pids();
-    let machine: BTreeSet<u32> = capabilities(std::process::id() as i32, "CapPrm")?;
+    let (pids, config) = (node.pids(), config(&node)?);
     let mut users = BTreeSet::new();
 
-    for (name, root, may) in TABLE {
-        let pid = *pids.get(name).with_context(|| format!("{name} does not run"))?;
-        let expected: BTreeSet<u32> = may.iter().copied().filter(|one| machine.contains(one)).collect();
-        ensure!(capabilities(pid, "CapEff")? == expected, "{name} has {:?}", capabilities(pid, "CapEff")?);
-        let mut permitted = capabilities(pid, "CapPrm")?;
-        if name == PASSED_ON.0 {
-            permitted.retain(|one| !PASSED_ON.1.contains(one));
+    for program in Program::ALL {
+        let name = program.name();
+        let pid = match program {
+            Program::Launcher | Program::Daemon(_) => {
+                let pid = *pids.get(name).with_context(|| format!("{name} does not run"))?;
+                is_as_mapped(&config, program, pid)?;
+                is_alone_with_its_memory(name, pid)?;
+                pid
+            }
+            // The last of them is there for a moment each minute, when it looks whether somebody has flushed the rules.
+            Program::Walker | Program::Journal | Program::Iptables => helper_is_as_mapped(&node, program)?,
+            // Those run where there is a device or a driver: storage/local_devices.rs and storage/flexvolume.rs.
+            Program::Disks | Program::Flexvolume => continue,
+        };
+        if let Program::Daemon(_) = program {
+            says_what_the_kernel_shows(&node, &config, program.row(), pid)?;
         }
-        ensure!(permitted == expected, "{name} may take {permitted:?}");
-        let bounding = capabilities(pid, "CapBnd")?;
         let uid = user(pid)?;
-        if root {
-            ensure!(uid == 0, "{name} runs as {uid}");
-        } else {
-            ensure!((60_706..61_184).contains(&uid), "{name} runs as {uid}");
-            ensure!(users.insert(uid), "{name} shares its user");
-            ensure!(status_line(pid, "NoNewPrivs")? == "1", "{name} could gain privileges");
-            ensure!(bounding.is_subset(&expected), "{name} could get back {bounding:?}");
-            // The kernel gives /proc/<pid> of a process that is not dumpable to root.
-            let owner = std::fs::metadata(format!("/proc/{pid}/environ"))?.uid();
-            ensure!(owner == 0, "{name} is dumpable: its /proc files belong to {owner}");
-        }
-        let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
-        ensure!(maps_pages_singly(&smaps, name)? != Some(false), "{name} has pages mapped by the dozen");
-        // A pod may run as the user of a daemon, and the kernel counts a user's processes over the whole machine.
-        let limits = std::fs::read_to_string(format!("/proc/{pid}/limits"))?;
-        let processes = limits.lines().find_map(|line| line.strip_prefix("Max processes ")).context("no such limit")?;
-        let words: Vec<&str> = processes.split_whitespace().collect();
-        ensure!(words[0] == words[1], "{name} has no more processes than {}", words[0]);
-        if DAEMONS.contains(&name) {
-            let says = node.agent()?.privileges(name)?;
-            ensure!(says.pid == pid as u32 && says.uid == uid, "{says:?}");
-            ensure!(!says.dumpable, "{name} is dumpable: {says:?}");
-            ensure!(says.effective.len() == expected.len(), "{name} says {:?}", says.effective);
-        }
+        ensure!(uid == 0 || users.insert(uid), "{name} shares its user");
     }
 
     let socket = std::fs::metadata(lab.containerd().socket())?;
@@ -99,6 +50,49 @@ fn every_process_holds_what_the_table_says_and_nothing_else() -> Result<()> {
     let folder = std::fs::metadata(node.run_dir())?;
     ensure!(folder.uid() == 0 && folder.mode() & 0o7777 == 0o750, "{:o}", folder.mode());
     node.finish()
+}
+
+/// Who has its user, or a look at /proc, gets nothing of its memory, and a pod of the same user takes none of its processes.
+fn is_alone_with_its_memory(name: &str, pid: i32) -> Result<()> {
+    // The kernel gives /proc/<pid> of a process that is not dumpable to root.
+    let owner = std::fs::metadata(format!("/proc/{pid}/environ"))?.uid();
+    ensure!(owner == 0, "{name} is dumpable: its /proc files belong to {owner}");
+    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
+    ensure!(maps_pages_singly(&smaps, name)? != Some(false), "{name} has pages mapped by the dozen");
+    // A pod may run as the user of a daemon, and the kernel counts a user's processes over the whole machine.
+    let limits = std::fs::read_to_string(format!("/proc/{pid}/limits"))?;
+    let processes = limits.lines().find_map(|line| line.strip_prefix("Max processes ")).context("no such limit")?;
+    let words: Vec<&str> = processes.split_whitespace().collect();
+    ensure!(words[0] == words[1], "{name} has no more processes than {}", words[0]);
+    Ok(())
+}
+
+/// The daemon's own word: the same sets by their names, and the filter of its row.
+fn says_what_the_kernel_shows(node: &Node, config: &NodeConfig, row: &Row, pid: i32) -> Result<()> {
+    let name = row.program.name();
+    let says = node.agent()?.privileges(name)?;
+    ensure!(i64::from(says.pid) == i64::from(pid) && says.uid == user(pid)?, "{says:?}");
+    ensure!(!says.dumpable && says.no_new_privs == row.no_new_privs && says.seccomp_mode == 2, "{name}: {says:?}");
+    let names = |of_map: &[bulkhead_sys::Capability]| -> Result<BTreeSet<String>> {
+        let there = to_be_had(of_map)?;
+        Ok(of_map.iter().filter(|one| there.contains(&one.index())).map(|one| short_name(*one)).collect())
+    };
+    ensure!(row.bounding == Bounding::Row, "a daemon gives no privileges on");
+    for (what, says, map) in [
+        ("effective", &says.effective, names(row.capabilities)?),
+        ("permitted", &says.permitted, names(&row.permitted())?),
+        ("bounding", &says.bounding, names(row.capabilities)?),
+        ("inheritable", &says.inheritable, names(row.ambient())?),
+        ("ambient", &says.ambient, names(row.ambient())?),
+    ] {
+        ensure!(says.iter().cloned().collect::<BTreeSet<_>>() == map, "{what} of {name}: {says:?}, the map {map:?}");
+    }
+    let words = |all: Vec<String>| all.into_iter().collect::<BTreeSet<_>>();
+    let denied = words(row.denied(Some(config)).iter().map(ToString::to_string).collect());
+    let families = words(row.families(Some(config)).iter().map(ToString::to_string).collect());
+    ensure!(words(says.denied.clone()) == denied, "{name} denies {:?}, the map {denied:?}", says.denied);
+    ensure!(words(says.families.clone()) == families, "{name} has {:?}, the map {families:?}", says.families);
+    Ok(())
 }
 
 /// What `kubelet-ctl privileges` finds: its exit code, and the processes with what is wrong with each.

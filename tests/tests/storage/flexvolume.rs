@@ -6,9 +6,11 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
+use bulkhead_privileges::Program;
 use bulkhead_testkit::csi::objects;
 use bulkhead_testkit::{IDLE, LONG, eventually, image, mounts};
 use bulkhead_tests::lab;
+use bulkhead_tests::privileges::helper_is_as_mapped;
 use bulkhead_tests::storage::{NODE, Scene};
 use serde_json::{Value, json};
 
@@ -143,9 +145,15 @@ fn a_shell_driver_mounts_for_a_pod_and_unmounts_after_it() -> Result<()> {
         "type": NAME, "data": {"word": "c2VjcmV0"}});
     scene.cluster.create(&secret)?;
     claimed(&scene, "claimed", NAME)?;
-    let created = scene.create("user", &pod())?;
+    let created = std::thread::scope(|threads| -> Result<Value> {
+        // It runs for seconds, while a driver is called.
+        let helper = threads.spawn(|| helper_is_as_mapped(&scene.node, Program::Flexvolume));
+        let created = scene.create("user", &pod())?;
+        scene.wait_ready("user")?;
+        helper.join().map_err(|_| anyhow::anyhow!("it was not looked at"))??;
+        Ok(created)
+    })?;
     let uid = created["metadata"]["uid"].as_str().context("no uid")?;
-    scene.wait_ready("user")?;
 
     let folder = scene.node.root_dir().join(format!("pods/{uid}/volumes/example.com~tmpfs"));
     for volume in ["own", "claimed"] {

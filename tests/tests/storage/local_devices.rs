@@ -3,9 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
+use bulkhead_privileges::Program;
 use bulkhead_testkit::csi::objects;
 use bulkhead_testkit::{LONG, eventually, loops, machine, mounts};
 use bulkhead_tests::lab;
+use bulkhead_tests::privileges::helper_is_as_mapped;
 use bulkhead_tests::storage::{NODE, Scene};
 use serde_json::json;
 
@@ -99,8 +101,13 @@ fn devices_are_formatted_once_mounted_once_and_mapped() -> Result<()> {
     local(&scene, "raw", &raw.device, "Block")?;
     let script = "trap 'exit 0' TERM; echo block | dd of=/dev/raw conv=notrunc 2>/dev/null || exit 1; \
                   while sleep 0.2; do date >> /data/alive || exit 1; done";
-    scene.pod_with("first", script, &["data"], &["raw"])?;
-    scene.wait_ready("first")?;
+    std::thread::scope(|threads| -> Result<()> {
+        // It runs for seconds, while there is a device to be prepared.
+        let helper = threads.spawn(|| helper_is_as_mapped(&scene.node, Program::Disks));
+        scene.pod_with("first", script, &["data"], &["raw"])?;
+        scene.wait_ready("first")?;
+        helper.join().map_err(|_| anyhow::anyhow!("it was not looked at"))?.map(drop)
+    })?;
     scene.pod("second", &["data"])?;
     scene.wait_ready("second")?;
     let alive = global(&scene, "data").join("alive");
