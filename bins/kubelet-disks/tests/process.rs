@@ -13,6 +13,7 @@ use bulkhead_ipc::helper::Asker;
 use bulkhead_sys::process::PrivilegeReport;
 use bulkhead_sys::scm;
 use bulkhead_sys::spawn::Spec;
+use bulkhead_testkit::skip::{Lack, skip_this_test};
 use kubelet_disks::programs::PARTITIONS;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -108,11 +109,9 @@ impl Helper {
 fn can_run() -> bool {
     let programs = ["blkid", "fsck", "mkfs.ext4", "resize2fs", "e2fsck", "losetup", "setpriv"];
     let is_there = |name: &&str| ["/usr/sbin", "/sbin", "/usr/bin"].iter().any(|at| Path::new(at).join(name).exists());
-    let can = rustix::process::geteuid().is_root() && programs.iter().all(is_there);
-    if !can {
-        eprintln!("left out: it takes root, e2fsprogs and util-linux");
-    }
-    can
+    let missing = programs.into_iter().find(|name| !is_there(name)).map(Lack::Program);
+    let lack = if rustix::process::geteuid().is_root() { missing } else { Some(Lack::Root) };
+    lack.map(|lack| skip_this_test(lack).unwrap()).is_none()
 }
 
 #[tokio::test]

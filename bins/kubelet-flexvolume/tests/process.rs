@@ -15,6 +15,7 @@ use bulkhead_ipc::helper::Asker;
 use bulkhead_sys::process::PrivilegeReport;
 use bulkhead_sys::scm;
 use bulkhead_sys::spawn::{Spec, User};
+use bulkhead_testkit::skip::{Lack, skip_this_test};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -41,7 +42,7 @@ impl World {
     /// `name`: of the root directory, below the folder; another one than `root` is a link.
     fn named(name: &str) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("left out: it takes root");
+            skip_this_test(Lack::Root).unwrap();
             return None;
         }
         let folder = tempfile::tempdir().unwrap();

@@ -13,6 +13,7 @@ use bulkhead_ipc::helper::Asker;
 use bulkhead_sys::process::PrivilegeReport;
 use bulkhead_sys::scm;
 use bulkhead_sys::spawn::Spec;
+use bulkhead_testkit::skip::{Lack, skip_this_test};
 
 /// Beside the range that real instances claim.
 const USER: u32 = 61194;
@@ -124,16 +125,11 @@ impl Helper {
 }
 
 fn can_run() -> bool {
-    let can = rustix::process::geteuid().is_root()
-        && ["iptables-nft", "iptables-legacy", "ip"].iter().all(|name| {
-            ["/usr/sbin", "/sbin", "/usr/bin", "/bin"]
-                .iter()
-                .any(|folder| std::path::Path::new(folder).join(name).exists())
-        });
-    if !can {
-        eprintln!("left out: it takes root, iproute2 and both variants of iptables");
-    }
-    can
+    let folders = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
+    let is_there = |name: &&str| folders.iter().any(|folder| std::path::Path::new(folder).join(name).exists());
+    let missing = ["iptables-nft", "iptables-legacy", "ip"].into_iter().find(|name| !is_there(name)).map(Lack::Program);
+    let lack = if rustix::process::geteuid().is_root() { missing } else { Some(Lack::Root) };
+    lack.map(|lack| skip_this_test(lack).unwrap()).is_none()
 }
 
 /// Every rule of the node agent's that `iptables -S` shows, and the chains.

@@ -11,6 +11,7 @@ use bulkhead_ipc::common::process_client::ProcessClient;
 use bulkhead_ipc::statusd::GetStatusRequest;
 use bulkhead_ipc::statusd::status_client::StatusClient;
 use bulkhead_sys::spawn::{Spec, User};
+use bulkhead_testkit::skip::{Lack, skip_this_test};
 use bulkhead_types::Process;
 
 /// Beside the range that real instances claim.
@@ -52,8 +53,7 @@ fn get(address: &str, path: &str) -> (u16, String) {
 #[tokio::test]
 async fn the_process_holds_nothing_and_answers_alone() {
     if std::fs::metadata("/proc/self").unwrap().uid() != 0 {
-        eprintln!("left out: starting a process as another user takes root");
-        return;
+        return skip_this_test(Lack::Root).unwrap();
     }
     let temp = tempfile::tempdir().unwrap();
     std::fs::set_permissions(temp.path(), std::fs::Permissions::from_mode(0o755)).unwrap();

@@ -11,7 +11,7 @@ use bulkhead_ipc::volnetd::volumes_client::VolumesClient;
 use bulkhead_ipc::volnetd::*;
 use bulkhead_sys::loop_device;
 use bulkhead_testkit::immutable::{Immutable, LACK};
-use bulkhead_testkit::skip::skip_this_test;
+use bulkhead_testkit::skip::{Lack, skip_this_test};
 use rustix::mount::{MountFlags, UnmountFlags};
 use tonic::Code;
 use tonic::transport::Channel;
@@ -297,7 +297,7 @@ pub struct Disk {
 impl Disk {
     pub fn new(dir: &Path) -> Option<Self> {
         if !Path::new("/dev/loop-control").exists() {
-            eprintln!("skipped: no loop devices");
+            skip_this_test(Lack::LoopDevices).unwrap();
             return None;
         }
         let file = dir.join("disk");

@@ -10,6 +10,7 @@ use bulkhead_ipc::helper::Asker;
 use bulkhead_ipc::volnetd::volumes_client::VolumesClient;
 use bulkhead_ipc::volnetd::*;
 use bulkhead_sys::{loop_device, scm};
+use bulkhead_testkit::skip::{Lack, skip_this_test};
 use kubelet_disks::act::{self, Devices};
 use prost::Message as _;
 use tonic::Code;
@@ -263,8 +264,7 @@ async fn without_anybody_to_ask_nothing_is_done() {
 #[tokio::test(flavor = "current_thread")]
 async fn an_xfs_fills_its_device_while_it_is_mounted() {
     if !["/usr/sbin/mkfs.xfs", "/sbin/mkfs.xfs"].iter().any(|program| Path::new(program).exists()) {
-        eprintln!("left out: it takes xfsprogs");
-        return;
+        return skip_this_test(Lack::Program("mkfs.xfs")).unwrap();
     }
     let Some((world, mut volumes)) = with_disks(&["p"]).await else { return };
     let disk = Loop::new(&world.dir, "disk", 320 * MIB);

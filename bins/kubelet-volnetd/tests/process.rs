@@ -20,6 +20,7 @@ use bulkhead_ipc::volnetd::*;
 use bulkhead_sys::Capability;
 use bulkhead_sys::cgroup::{CgroupPath, Hierarchies};
 use bulkhead_sys::spawn::Spec;
+use bulkhead_testkit::skip::{Lack, skip_this_test};
 use prost::Message;
 use world::*;
 
@@ -66,7 +67,7 @@ impl Program {
 
     fn with(name: &str, bounding: Option<Vec<Capability>>) -> Option<Self> {
         if !rustix::process::getuid().is_root() {
-            eprintln!("skipped: needs root");
+            skip_this_test(Lack::Root).unwrap();
             return None;
         }
         let temp = tempfile::tempdir().unwrap();

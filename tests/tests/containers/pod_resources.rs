@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
 use anyhow::{Context, Result, ensure};
+use bulkhead_testkit::skip::{Lack, skip_this_test};
 use bulkhead_testkit::{LONG, Node, Pod, eventually};
 use bulkhead_tests::hostile::frames;
 use bulkhead_tests::lab;
@@ -53,8 +54,7 @@ fn identity(file: &std::fs::Metadata) -> (u64, i64, i64) {
 fn agents_are_told_who_has_which_cpus_and_memory() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     if std::thread::available_parallelism()?.get() < 2 {
-        eprintln!("skipped: there is one CPU, and it is reserved");
-        return Ok(());
+        return skip_this_test(Lack::Cpus);
     }
     // 100 MiB of memory beside the 100 MiB of the eviction threshold.
     let node = lab

@@ -59,7 +59,7 @@ fn world() -> Result<Option<World>> {
     // The kubelets see the machine's, whatever this process may use.
     let online = std::fs::read_to_string("/sys/devices/system/cpu/online")?;
     if online.trim() == "0" {
-        eprintln!("skipped: there is one CPU, and it is reserved");
+        skip_this_test(Lack::Cpus)?;
         return Ok(None);
     }
     let free: usize = online.trim().strip_prefix("0-").context("the test needs CPUs without gaps")?.parse()?;

@@ -14,6 +14,7 @@ use bulkhead_ipc::server::Services;
 use bulkhead_ipc::volnetd::{OpenReply, OpenRequest, open_request::Kind};
 use bulkhead_sys::cgroup::{CgroupPath, Hierarchies};
 use bulkhead_sys::scm;
+use bulkhead_testkit::skip::{Lack, skip_this_test};
 use bulkhead_types::{Epoch, InstancePaths, NodeName};
 use bulkhead_worker::WorkerPool;
 use kubelet_volnetd::cgroups::Driver;
@@ -63,7 +64,7 @@ pub async fn world_by_a_link() -> Option<World> {
 
 fn prepared() -> Option<Arc<tempfile::TempDir>> {
     if !rustix::process::getuid().is_root() {
-        eprintln!("skipped: needs root");
+        skip_this_test(Lack::Root).unwrap();
         return None;
     }
     let temp = Arc::new(tempfile::tempdir().unwrap());
