@@ -99,6 +99,12 @@ impl Outcome {
             .collect()
     }
 
+    /// Tests that failed in their last try.
+    pub fn failed(&self) -> BTreeSet<String> {
+        let failed = |tries: &[&Try]| tries.last().is_some_and(|last| !last.passed);
+        self.tests().into_iter().filter(|(_, tries)| failed(tries)).map(|(name, _)| name).collect()
+    }
+
     /// The reason that the last tests with a node all failed for, where those are too many to go on.
     pub fn broken(&self) -> Option<&str> {
         let mut nodes = self.tries.iter().rev().filter(|one| one.has_a_node());
@@ -239,6 +245,7 @@ TRY 1 TRMNTG [> 61.000s] (───) bulkhead-tests::cluster cluster_life::slow
         let retried = outcome.retried();
         assert_eq!(retried.len(), 1, "who failed in every try needed no retry, it failed: {retried:?}");
         assert_eq!(retried["bulkhead-tests::cluster cluster_life::flaky"], ["pod a is ready: not within  s"]);
+        assert_eq!(Vec::from_iter(outcome.failed()), ["bulkhead-tests::cluster cluster_life::slow", "d panics"]);
     }
 
     #[test]

@@ -1,9 +1,47 @@
-//! Which tests needed another try when they last ran: one that needs it again fails the run, whatever became of it.
+//! Tests that needed another try. They are run again at the end of the run, and a failure then fails it; one that needed another try
+//! when it last ran, too, fails the run whatever became of it.
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+
+/// As often is each of them run again: what fails one time in two passes all of them one time in eight.
+const TIMES: usize = 3;
+/// From then on none is run again any more.
+const LIMIT: Duration = Duration::from_secs(15 * 60);
+
+/// Runs these tests again, next to each other, until one fails. `run` takes the runner's filter and gives those that failed, which
+/// is what this gives.
+///
+/// # Errors
+/// As `run`.
+pub fn again(
+    retried: &BTreeSet<String>,
+    mut run: impl FnMut(&str) -> Result<BTreeSet<String>>,
+) -> Result<BTreeSet<String>> {
+    let (begun, filter) = (Instant::now(), filter(retried));
+    for _ in 0..TIMES {
+        if retried.is_empty() || begun.elapsed() > LIMIT {
+            break;
+        }
+        let failed = run(&filter)?;
+        if !failed.is_empty() {
+            return Ok(failed);
+        }
+    }
+    Ok(BTreeSet::new())
+}
+
+/// The runner's filter of tests by their names, each a binary and a test.
+fn filter(names: &BTreeSet<String>) -> String {
+    let one = |name: &String| {
+        let (binary, test) = name.split_once(' ')?;
+        Some(format!("(binary_id(={binary}) & test(={test}))"))
+    };
+    names.iter().filter_map(one).collect::<Vec<_>>().join(" | ")
+}
 
 /// Takes the record at `path` up to this run: of the tests that `ran` the ones in `retried` stand in it, of all others what stood
 /// there before. Gives those that needed another try both times.
@@ -29,6 +67,28 @@ mod tests {
 
     fn names(names: &[&str]) -> BTreeSet<String> {
         names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn what_needed_another_try_is_run_again_until_it_fails() {
+        let retried = names(&["bulkhead-tests::cluster a::b", "kubelet-syncd c"]);
+        let mut rounds = Vec::new();
+        let failed = again(&retried, |filter| {
+            rounds.push(filter.to_owned());
+            Ok(if rounds.len() == 2 { names(&["kubelet-syncd c"]) } else { names(&[]) })
+        });
+        assert_eq!(failed.unwrap(), names(&["kubelet-syncd c"]));
+        let filter =
+            "(binary_id(=bulkhead-tests::cluster) & test(=a::b)) | (binary_id(=kubelet-syncd) & test(=c))".to_owned();
+        assert_eq!(rounds, [filter.clone(), filter]);
+        let mut runs = 0;
+        let mut good = |_: &str| {
+            runs += 1;
+            Ok(names(&[]))
+        };
+        assert_eq!(again(&retried, &mut good).unwrap(), names(&[]));
+        assert_eq!(again(&names(&[]), &mut good).unwrap(), names(&[]), "nobody needed another try");
+        assert_eq!(runs, TIMES);
     }
 
     #[test]

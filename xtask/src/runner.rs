@@ -1,13 +1,13 @@
 //! Runs the tests with nextest, passes on what it says, and puts what a reader wants to know of the whole run before its
-//! summary, which stays the end of the output: tests that needed another try, what was skipped, where the time went. Ends the
-//! run where going on tells nothing.
+//! summary, which stays the end of the output: tests that needed another try (which are run again before it), what was skipped,
+//! where the time went. Ends the run where going on tells nothing.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, IsTerminal as _, Write as _};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -28,8 +28,8 @@ const LEAST_THREADS: usize = 5;
 /// Runs `cargo nextest run` with these arguments. `runtime`: what the labs run on.
 ///
 /// # Errors
-/// A test failed; one needed another try for the second time in a row; all failed in the same way; the lints that ran
-/// beside them found something.
+/// A test failed; one that needed another try failed when it was run again, or needed one for the second time in a row; all failed
+/// in the same way; the lints that ran beside them found something.
 pub fn run(
     rest: &[String],
     environment: &[(&str, &OsStr)],
@@ -47,14 +47,7 @@ pub fn run(
         arguments.extend(["--test-threads", &threads]);
     }
     arguments.extend(rest.iter().map(String::as_str));
-    eprintln!("\n+ cargo {}", arguments.join(" "));
-    let mut command = Command::new(cargo_program());
-    if std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none() {
-        command.args(["--color", "always"]);
-    }
-    command.current_dir(build::workspace_root()).args(&arguments).envs(environment.iter().copied());
-    let mut child = command.stderr(Stdio::piped()).spawn().context("starting cargo")?;
-    let mut said = BufReader::new(child.stderr.take().context("cargo has no output")?);
+    let (mut child, mut said) = start(&arguments, environment)?;
 
     let (mut outcome, mut end, mut broken) = (Outcome::default(), End::default(), None);
     let mut line = Vec::new();
@@ -78,13 +71,15 @@ pub fn run(
     let lints = lints.map_or(Ok(()), Lints::finish);
     phases.end("the rest of the lints");
 
-    let retried = outcome.retried();
-    let twice = retries::twice(
-        &build::target_dir().join("tests-that-needed-another-try"),
-        &outcome.names(),
-        &retried.keys().cloned().collect(),
-    )?;
-    let report = report(&outcome, &twice, &skipped_in(skips), runtime, phases);
+    let retried = outcome.retried().into_keys().collect();
+    let record = build::target_dir().join("tests-that-needed-another-try");
+    let mut bugs = retries::twice(&record, &outcome.names(), &retried)?;
+    // Where a test has failed, the run has. The tests of a run that goes on are run again alone.
+    if status.success() {
+        bugs.extend(retries::again(&retried, |filter| failed_again(filter, &threads, environment))?);
+        phases.end("tests run again");
+    }
+    let report = report(&outcome, &bugs, &skipped_in(skips), runtime, phases);
     eprint!("{report}{}", end.held);
 
     if let Some(reason) = broken {
@@ -93,13 +88,43 @@ pub fn run(
     if !status.success() {
         bail!("cargo nextest run failed ({status})");
     }
-    if !twice.is_empty() {
+    if !bugs.is_empty() {
         bail!(
-            "needed another try twice in a row, which is a bug: {}",
-            twice.into_iter().collect::<Vec<_>>().join(", ")
+            "needed another try and failed when run again, or needed one in the run before, too, which is a bug: {}",
+            bugs.into_iter().collect::<Vec<_>>().join(", ")
         );
     }
     lints
+}
+
+/// The runner, and what it says.
+fn start(arguments: &[&str], environment: &[(&str, &OsStr)]) -> Result<(Child, BufReader<ChildStderr>)> {
+    eprintln!("\n+ cargo {}", arguments.join(" "));
+    let mut command = Command::new(cargo_program());
+    if std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none() {
+        command.args(["--color", "always"]);
+    }
+    command.current_dir(build::workspace_root()).args(arguments).envs(environment.iter().copied());
+    let mut child = command.stderr(Stdio::piped()).spawn().context("starting cargo")?;
+    let said = BufReader::new(child.stderr.take().context("cargo has no output")?);
+    Ok((child, said))
+}
+
+/// Runs the tests of a filter once, each with one try. Gives those that failed.
+fn failed_again(filter: &str, threads: &str, environment: &[(&str, &OsStr)]) -> Result<BTreeSet<String>> {
+    let again = ["--ignore-default-filter", "--retries", "0", "--test-threads", threads, "-E", filter];
+    let (mut child, mut said) = start(&[&["nextest", "run"], BUILD, &again].concat(), environment)?;
+    let (mut outcome, mut line) = (Outcome::default(), Vec::new());
+    while said.read_until(b'\n', &mut line)? > 0 {
+        std::io::stderr().write_all(&line)?;
+        outcome.line(&String::from_utf8_lossy(&line));
+        line.clear();
+    }
+    let (status, failed) = (child.wait().context("waiting for cargo")?, outcome.failed());
+    if !status.success() && failed.is_empty() {
+        bail!("tests that needed another try could not be run again ({status})");
+    }
+    Ok(failed)
 }
 
 /// Where the runner's summary begins, which is a line of dashes and one that says so.
@@ -142,7 +167,7 @@ pub fn skipped_in(path: &Path) -> Vec<String> {
 /// What is told before the end.
 pub fn report(
     outcome: &Outcome,
-    twice: &BTreeSet<String>,
+    bugs: &BTreeSet<String>,
     skipped: &[String],
     runtime: &str,
     phases: &Phases,
@@ -170,7 +195,7 @@ pub fn report(
     let retried = outcome.retried();
     let _ = writeln!(text, "needed another try: {}", retried.len());
     for (name, reasons) in retried {
-        let again = if twice.contains(&name) { " - as in the run before: a bug" } else { "" };
+        let again = if bugs.contains(&name) { " - and again since, or in the run before: a bug" } else { "" };
         let _ = writeln!(text, "  {name}{again}");
         reasons.iter().filter(|reason| !reason.is_empty()).for_each(|reason| {
             let _ = writeln!(text, "      {reason}");
@@ -221,10 +246,10 @@ mod tests {
         ] {
             outcome.line(line);
         }
-        let twice = std::iter::once("bulkhead-tests::cluster cluster_life::flaky".to_owned()).collect();
-        let text = report(&outcome, &twice, &["lines: no journald".to_owned()], "containerd 1.6", &Phases::default());
+        let bugs = std::iter::once("bulkhead-tests::cluster cluster_life::flaky".to_owned()).collect();
+        let text = report(&outcome, &bugs, &["lines: no journald".to_owned()], "containerd 1.6", &Phases::default());
         for told in [
-            "needed another try: 1\n  bulkhead-tests::cluster cluster_life::flaky - as in the run before: a bug\n",
+            "needed another try: 1\n  bulkhead-tests::cluster cluster_life::flaky - and again since, or in the run before: a bug\n",
             "ran on containerd 1.6\n",
             "skipped: 1\n  lines: no journald\n",
             "    1:03  bulkhead-tests::cluster (1)\n",

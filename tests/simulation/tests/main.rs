@@ -1,5 +1,5 @@
 //! A node on virtual time: the same seed is the same story, fixed seeds hold all checks, and so does every schedule that once failed.
-//! About 20 s together on two cores; other seeds are for `cargo xtask simulate`.
+//! Some minutes together, two processes at a time; other seeds are for `cargo xtask simulate`.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are no tests to the lint")]
 
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use bulkhead_simulation::mutants::{self, FOUND_IN};
 use bulkhead_simulation::schedule::{Family, Schedule};
 use bulkhead_simulation::search::{self, Plan};
 
-/// The seeds of the suite: as many as take some 10 s.
+/// The seeds of the suite: as many as take less than a minute beside other tests.
 const SEEDS: [(Family, u64); 7] = [
     (Family::Pods, 3),
     (Family::Probes, 2),
