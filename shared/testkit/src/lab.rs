@@ -303,6 +303,8 @@ fn tear_down_processes(number: u8) {
 /// Removes all that a lab of this number has made, whoever made it. Best effort: the leak check is what judges.
 pub(crate) fn tear_down(number: u8) {
     let folder = folder(number);
+    // First: who waits for what is frozen does not end.
+    mounts::thaw_below(&folder);
     tear_down_processes(number);
     // The daemon first, or it goes on with what it has begun; the shims last, they know what there was.
     for pid in processes::with_argument_below(&folder.join("containerd/config.toml")) {

@@ -5,13 +5,27 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
+use crate::machine;
+
+/// The kernel's number of loop devices, as mountinfo begins that of a mount.
+const LOOP: &str = "7:";
+
 /// Mount points at and below `folder`, the deepest last.
 pub fn below(folder: &Path) -> Vec<PathBuf> {
+    all_below(folder).into_iter().map(|(path, _)| path).collect()
+}
+
+/// The same with the numbers of their devices.
+fn all_below(folder: &Path) -> Vec<(PathBuf, String)> {
     let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let mut found: Vec<PathBuf> = text
+    let mut found: Vec<(PathBuf, String)> = text
         .lines()
-        .filter_map(|line| Some(PathBuf::from(unescape(line.split(' ').nth(4)?))))
-        .filter(|path| path.starts_with(folder))
+        .filter_map(|line| {
+            let mut fields = line.split(' ').skip(2);
+            let device = fields.next()?.to_owned();
+            Some((PathBuf::from(unescape(fields.nth(1)?)), device))
+        })
+        .filter(|(path, _)| path.starts_with(folder))
         .collect();
     found.sort();
     found
@@ -24,6 +38,15 @@ pub fn below(folder: &Path) -> Vec<PathBuf> {
 pub fn bind(folder: &Path, at: &Path) -> Result<()> {
     mount(Some(folder), at, None::<&str>, MsFlags::MS_BIND, None::<&str>)
         .with_context(|| format!("binding {} at {}", folder.display(), at.display()))
+}
+
+/// Lets file systems of loop devices at and below `folder` go on that somebody has frozen and left behind: whoever waits for one of
+/// them cannot be ended before.
+pub fn thaw_below(folder: &Path) {
+    for (path, _) in all_below(folder).into_iter().filter(|(_, device)| device.starts_with(LOOP)) {
+        // One that is not frozen is refused.
+        let _ = machine::run("fsfreeze", &["--unfreeze", &path.display().to_string()]);
+    }
 }
 
 /// Detaches every mount at and below `folder`.
@@ -63,6 +86,25 @@ mod tests {
         assert_eq!(unescape(r"/a\040b"), "/a b");
         assert_eq!(unescape(r"/a\134b"), r"/a\b");
         assert_eq!(unescape("/plain/100"), "/plain/100");
+    }
+
+    #[test]
+    fn a_frozen_file_system_goes_on() {
+        if !machine::is_root() || !Path::new("/dev/loop-control").exists() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path().canonicalize().unwrap().join("at");
+        std::fs::create_dir(&at).unwrap();
+        crate::loops::mount_new(&folder.path().join("image"), 16, &at).unwrap();
+        let freeze = || machine::run("fsfreeze", &["--freeze", &at.display().to_string()]);
+        freeze().unwrap();
+        let (refused, file) = (freeze(), at.join("file"));
+        thaw_below(folder.path());
+        let written = std::fs::write(file, "goes on");
+        detach_below(folder.path());
+        assert!(refused.is_err(), "it was not frozen");
+        written.unwrap();
     }
 
     #[test]

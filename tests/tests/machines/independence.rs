@@ -254,10 +254,9 @@ fn number(name: &str, default: u64) -> u64 {
 #[test]
 fn any_unit_is_restarted_killed_or_wedged_and_no_pod_notices() -> Result<()> {
     let Some(builder) = systemd_machine()? else { return Ok(()) };
-    let frozen = standstill::Frozen::make()?;
     let mut dice = Dice::from_environment();
     println!("seed {} (set BULKHEAD_SEED to repeat)", dice.seed());
-    let machine = Machine::boot(builder.argument(&frozen.argument()))?;
+    let machine = Machine::boot(builder.disk(standstill::HANGS, standstill::HANGS_MIB))?;
     let cluster = machine.stand_in(Config::default())?;
     let node = machine.hostname().to_owned();
     install(&machine, &cluster)?;
@@ -311,7 +310,7 @@ fn any_unit_is_restarted_killed_or_wedged_and_no_pod_notices() -> Result<()> {
     judge_followers(&followers.finish()?, &strikes)?;
     judge_node(&cluster, &node, &strikes, &renewals)?;
     let began = Instant::now();
-    standstill::file_system(&machine, &cluster, &frozen, minutes > 0).context("a file system that hangs")?;
+    standstill::file_system(&machine, &cluster, minutes > 0).context("a file system that hangs")?;
     standstill::api_server(&machine, &cluster, minutes > 0).context("an API server that hangs")?;
     standstill::runtime(&machine, &cluster, minutes > 0).context("a runtime that hangs")?;
     println!("standing still: {:.1} s", began.elapsed().as_secs_f32());

@@ -71,6 +71,8 @@ pub struct MachineBuilder {
     hostname: String,
     packages: Vec<String>,
     arguments: Vec<String>,
+    /// Where it is inside, and its size, MiB.
+    disk: Option<(String, u64)>,
     runtime: bool,
     beside: bool,
 }
@@ -85,7 +87,7 @@ impl MachineBuilder {
     /// A machine named `alpha` with containerd.
     pub fn new() -> Self {
         let hostname = "alpha".to_owned();
-        Self { hostname, packages: Vec::new(), arguments: Vec::new(), runtime: true, beside: false }
+        Self { hostname, packages: Vec::new(), arguments: Vec::new(), disk: None, runtime: true, beside: false }
     }
 
     /// Another host name.
@@ -103,6 +105,12 @@ impl MachineBuilder {
     /// Shows a file or folder of this machine in the other one, for reading.
     pub fn bind_read_only(mut self, outside: &Path, inside: &str) -> Self {
         self.arguments.push(format!("--bind-ro={}:{inside}", outside.display()));
+        self
+    }
+
+    /// A file system of its own, MiB, at a folder inside. Outside it is [`Machine::disk`].
+    pub fn disk(mut self, inside: &str, megabytes: u64) -> Self {
+        self.disk = Some((inside.to_owned(), megabytes));
         self
     }
 
@@ -177,7 +185,7 @@ impl Machine {
         let exclusive = if builder.beside { None } else { Some(lab::only_machine()?) };
         let (number, claim) = lab::claim_number()?;
         let Made { folder, root, netns } = Made::make(number, &cached).inspect_err(|_| lab::tear_down(number))?;
-        let MachineBuilder { hostname, mut arguments, runtime, .. } = builder;
+        let MachineBuilder { hostname, mut arguments, disk, runtime, .. } = builder;
         // Images and containers are overlays themselves, which cannot lie on another one.
         arguments.push(format!("--bind={}:/var/lib/containerd", folder.join(IMAGES).display()));
         // From here on dropping it takes down what there is.
@@ -193,6 +201,12 @@ impl Machine {
             _exclusive: exclusive,
             _claim: claim,
         };
+        if let Some((inside, megabytes)) = disk {
+            let at = machine.disk();
+            std::fs::create_dir(&at).with_context(|| format!("creating {}", at.display()))?;
+            loops::mount_new(&at.with_extension("img"), megabytes, &at)?;
+            machine.arguments.push(format!("--bind={}:{inside}", at.display()));
+        }
         machine.prepare(runtime)?;
         machine.start()?;
         let state = machine.run(&["systemctl", "is-system-running", "--wait"])?;
@@ -352,6 +366,11 @@ impl Machine {
     /// A folder outside that lives and dies with the machine.
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// What [`MachineBuilder::disk`] has made, from outside.
+    pub fn disk(&self) -> PathBuf {
+        self.folder.with_file_name("disk")
     }
 
     pub fn hostname(&self) -> &str {

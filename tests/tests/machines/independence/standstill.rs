@@ -2,11 +2,11 @@
 //! restarted for it, least of all by the watchdog: who waits for another is not stuck.
 
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use bulkhead_testkit::apiserver::faults::{Action, Rule};
+use bulkhead_testkit::machine::run;
 use bulkhead_testkit::systemd::{Machine, SERVICES, Unit};
 use bulkhead_testkit::{Cluster, LONG, Pod, eventually};
 use bulkhead_tests::joined::{NAMESPACE, condition, is_ready, wait_ready};
@@ -16,7 +16,9 @@ use serde_json::json;
 use super::{RUNTIME, always_ready, pods};
 
 /// Where the file system that hangs is inside the machine.
-const HANGS: &str = "/mnt/hangs";
+pub const HANGS: &str = "/mnt/hangs";
+/// Its size, MiB.
+pub const HANGS_MIB: u64 = 32;
 /// More than kubelet-volnetd has threads for blocking work.
 const HUNG: usize = 10;
 /// Upstream's, in milliseconds: a runtime that has not answered for so long makes the node not ready...
@@ -95,11 +97,11 @@ pub fn api_server(machine: &Machine, cluster: &Cluster, long: bool) -> Result<()
 
 /// Pods want folders on a file system that hangs: each takes a worker of kubelet-volnetd's, which no signal would give back.
 /// Others start meanwhile, no process is killed for that, and when the file system goes on the pods start.
-pub fn file_system(machine: &Machine, cluster: &Cluster, frozen: &Frozen, long: bool) -> Result<()> {
+pub fn file_system(machine: &Machine, cluster: &Cluster, long: bool) -> Result<()> {
     let pause = Duration::from_secs(if long { 60 } else { 8 });
     let (before, running) = (units(machine)?, pods(machine)?);
     let names: Vec<String> = (0..HUNG).map(|index| format!("hung-{index}")).collect();
-    let held = frozen.freeze()?;
+    let held = Held::freeze(machine.disk())?;
     for name in &names {
         let folder = json!({"hostPath": {"path": format!("{HANGS}/{name}"), "type": "DirectoryOrCreate"}});
         let folder = folder.as_object().cloned().unwrap_or_default();
@@ -152,64 +154,20 @@ fn hung_workers(machine: &Machine) -> Result<usize> {
     Ok(machine.processes()?.into_iter().filter(|(pid, line)| is_worker(line) && hangs(*pid)).count())
 }
 
-/// A file system of which a test decides when it hangs: frozen, whoever writes to it sleeps in the kernel, SIGKILL or not, as
-/// with a network disk that is gone.
+/// A file system hangs until this is dropped: it is frozen, and whoever writes to it sleeps in the kernel, SIGKILL or not, as with a
+/// network disk that is gone. Where nobody drops it, taking down the machine lets it go on.
 #[derive(Debug)]
-pub struct Frozen {
-    folder: tempfile::TempDir,
-    device: String,
-}
+struct Held(PathBuf);
 
-/// It hangs until this is dropped.
-#[derive(Debug)]
-pub struct Held<'a>(&'a Frozen);
-
-impl Frozen {
-    /// A small one on a loop device, mounted in a folder of its own.
-    pub fn make() -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        let image = folder.path().join("image");
-        std::fs::File::create(&image)?.set_len(32 << 20)?;
-        run("mkfs.ext4", &["-q", &image.display().to_string()])?;
-        let device = run("losetup", &["--find", "--show", &image.display().to_string()])?.trim().to_owned();
-        let frozen = Self { folder, device };
-        let mounted = frozen.mounted();
-        std::fs::create_dir(&mounted)?;
-        run("mount", &[&frozen.device, &mounted.display().to_string()])?;
-        Ok(frozen)
-    }
-
-    fn mounted(&self) -> PathBuf {
-        self.folder.path().join("mounted")
-    }
-
-    /// The argument of systemd-nspawn that shows it inside.
-    pub fn argument(&self) -> String {
-        format!("--bind={}:{HANGS}", self.mounted().display())
-    }
-
-    fn freeze(&self) -> Result<Held<'_>> {
-        run("fsfreeze", &["--freeze", &self.mounted().display().to_string()])?;
-        Ok(Held(self))
+impl Held {
+    fn freeze(mounted: PathBuf) -> Result<Self> {
+        run("fsfreeze", &["--freeze", &mounted.display().to_string()])?;
+        Ok(Self(mounted))
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for Held {
     fn drop(&mut self) {
-        let _ = run("fsfreeze", &["--unfreeze", &self.0.mounted().display().to_string()]);
+        let _ = run("fsfreeze", &["--unfreeze", &self.0.display().to_string()]);
     }
-}
-
-impl Drop for Frozen {
-    fn drop(&mut self) {
-        let _ = run("umount", &[&self.mounted().display().to_string()]);
-        let _ = run("losetup", &["--detach", &self.device]);
-    }
-}
-
-fn run(program: &str, arguments: &[&str]) -> Result<String> {
-    let output = Command::new(program).args(arguments).output().with_context(|| format!("starting {program}"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{program} {arguments:?}: {said}");
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
