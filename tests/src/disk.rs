@@ -15,10 +15,22 @@ impl Disk {
     /// # Errors
     /// It cannot be made or mounted.
     pub fn new(lab: &Lab, name: &str, megabytes: u64) -> Result<Self> {
+        Self::make(lab, name, megabytes, &[])
+    }
+
+    /// One that has room for about so many files.
+    ///
+    /// # Errors
+    /// As [`Disk::new`].
+    pub fn with_inodes(lab: &Lab, name: &str, megabytes: u64, inodes: u64) -> Result<Self> {
+        Self::make(lab, name, megabytes, &["-N", &inodes.to_string()])
+    }
+
+    fn make(lab: &Lab, name: &str, megabytes: u64, arguments: &[&str]) -> Result<Self> {
         let image = lab.folder().join(format!("{name}.img"));
         let at = lab.folder().join(name);
         std::fs::create_dir_all(&at)?;
-        loops::mount_new(&image, megabytes, &at)?;
+        loops::mount_new_with(&image, megabytes, arguments, &at)?;
         Ok(Disk { at })
     }
 

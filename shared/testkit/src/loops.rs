@@ -11,10 +11,19 @@ use crate::machine;
 /// # Errors
 /// The file cannot be made, or not be mounted.
 pub fn mount_new(file: &Path, megabytes: u64, at: &Path) -> Result<()> {
+    mount_new_with(file, megabytes, &[], at)
+}
+
+/// The same with more arguments of mkfs.ext4.
+///
+/// # Errors
+/// As [`mount_new`].
+pub fn mount_new_with(file: &Path, megabytes: u64, arguments: &[&str], at: &Path) -> Result<()> {
     let (file_text, at_text) = (file.display().to_string(), at.display().to_string());
     let made = std::fs::File::create(file).and_then(|made| made.set_len(megabytes << 20));
     made.with_context(|| format!("making {file_text}"))?;
-    machine::run("mkfs.ext4", &["-q", "-m", "0", "-E", "lazy_itable_init=1", &file_text])?;
+    let usual = ["-q", "-m", "0", "-E", "lazy_itable_init=1"];
+    machine::run("mkfs.ext4", &[&usual, arguments, &[&file_text]].concat())?;
     machine::run("mount", &["-o", "loop,discard,noinit_itable", &file_text, &at_text]).map(drop)
 }
 

@@ -2,10 +2,11 @@
 //! misbehaves as it is told to while it runs.
 //!
 //! It listens beside `kubelet.sock` in `<root>/device-plugins` and registers there, again when there is a new one. In its state folder
-//! lie `calls.jsonl` (a line for each call) and `told.json`, an object that is read anew all the time: `devices` (objects with
-//! `id`, `health` and `nodes`), `prefer` (ids), `cdi` (names of CDI devices, which everybody gets), `annotations` (likewise),
-//! `flap` (a device's id, whose health changes each millisecond), `without` (an optional call that it does not have), `bare` (true: it
-//! gives variables alone) and `fault` (method to `hang`, `fail` or `die`). SIGTERM ends it, also as the first process of a container.
+//! lie `calls.jsonl` (a line for each call, and for each list while it flaps) and `told.json`, an object that is read anew all the
+//! time: `devices` (objects with `id`, `health` and `nodes`), `prefer` (ids), `cdi` (names of CDI devices, which everybody gets),
+//! `annotations` (likewise), `flap` (a device's id, whose health changes each millisecond), `without` (an optional call that it does not
+//! have), `bare` (true: it gives variables alone) and `fault` (method to `hang`, `fail` or `die`). SIGTERM ends it, also as the first
+//! process of a container.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -118,6 +119,7 @@ impl DevicePlugin for Plugin {
                             device.health = if flip { HEALTHY } else { UNHEALTHY }.to_owned();
                         }
                         tokio::time::sleep(Duration::from_millis(1)).await;
+                        plugin.record("flap", &json!(flip));
                         return Some((Ok(ListAndWatchResponse { devices: now.clone() }), (Some(now), !flip)));
                     }
                     if told.is_object() && last.as_ref() != Some(&now) {

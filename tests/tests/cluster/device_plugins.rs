@@ -2,7 +2,7 @@
 //! mind, and does all of it show on the Node and in the pod's status as upstream has it?
 
 use std::os::unix::fs::MetadataExt as _;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::device_plugin::DevicePlugin;
@@ -115,12 +115,20 @@ fn what_a_plugin_gives_and_what_its_trouble_is_to_others() -> Result<()> {
     member.wait("one", "its device is ill", |pod| health(pod)[0]["resources"][0]["health"] == "Unhealthy")?;
     wait_amounts(&member, "3", "2")?;
     let before = member.cluster.history("pods", "default", "one")?.len();
+    let changes = || anyhow::Ok(member.cluster.history("pods", "default", "one")?.len() - before);
+    let begun = Instant::now();
     plugin.tell(&json!({"devices": healthy, "prefer": ["c"], "flap": "c"}))?;
     std::thread::sleep(Duration::from_secs(3));
+    eventually("more than one change is told", LONG, || {
+        let changes = changes()?;
+        ensure!(changes >= 2, "{changes}");
+        Ok(())
+    })?;
     plugin.tell(&json!({"devices": healthy, "prefer": ["c"]}))?;
     member.wait("one", "its device is well", |pod| health(pod)[0]["resources"][0]["health"] == "Healthy")?;
-    let changes = member.cluster.history("pods", "default", "one")?.len() - before;
-    ensure!(changes <= 6, "{changes} changes of the pod in 3 s");
+    let (sent, changes, seconds) = (plugin.calls("flap")?.len(), changes()?, begun.elapsed().as_secs());
+    ensure!(sent > 100, "the plugin has sent {sent} lists in {seconds} s");
+    ensure!(changes as u64 <= seconds + 3, "{changes} changes of the pod in {seconds} s");
 
     // Whoever of us dies: the pod runs on, and the plugin is not even asked to register again.
     let bound = socket(&member.node)?;

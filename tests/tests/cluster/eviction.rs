@@ -201,6 +201,44 @@ fn who_fills_the_nodes_disk_is_evicted_and_so_is_who_exceeds_its_own_limits() ->
     Ok(())
 }
 
+/// There is room for what is in files, and none for more files.
+#[test]
+fn who_takes_the_nodes_inodes_is_evicted() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let disk = Disk::with_inodes(&lab, "nodefs", 200, 4096)?;
+    let member = Member::start(&lab, &[], |node| {
+        node.in_folder(disk.path())
+            .config("evictionHard", json!({"nodefs.inodesFree": "1000"}))
+            .config("evictionPressureTransitionPeriod", json!("5s"))
+    })?;
+    create(&member.cluster, Pod::idle("calm"))?;
+    wait_ready(&member.cluster, "calm")?;
+    // Less than there is, or the node itself could make no file any more.
+    let free = rustix::fs::statvfs(disk.path())?.f_ffree;
+    let total = free.checked_sub(500).with_context(|| format!("{free} inodes are free"))?;
+    let script = format!(
+        "trap 'exit 3' TERM; i=0; while [ $i -lt {total} ]; do : > /data/$i; i=$((i+1)); done; while true; do sleep 1; done"
+    );
+    create(&member.cluster, Pod::busybox("taker", &script).empty_dir("data", "", None, "/data"))?;
+    let gone = wait_phase(&member.cluster, "taker", "Failed")?;
+    ensure!(gone["status"]["reason"] == "Evicted", "{:#}", gone["status"]);
+    is_said(&gone["status"], &["The node was low on resource: inodes. Threshold quantity: 1k, available: "])?;
+    member.wait_event("taker", "Evicted", |message| gone["status"]["message"] == message)?;
+    eventually("its files are gone, and with them the pressure", LONG, || {
+        let pressure = condition(&member, "DiskPressure")?;
+        ensure!(
+            pressure["status"] == "False" && !node_events(&member, "NodeHasDiskPressure")?.is_empty(),
+            "{pressure}"
+        );
+        Ok(())
+    })?;
+    ensure!(evicted(&member)? == ["taker"], "{:?}", evicted(&member)?);
+    ensure!(wait_ready(&member.cluster, "calm")?["status"]["phase"] == "Running");
+    member.node.finish()?;
+    drop(disk);
+    Ok(())
+}
+
 /// Each process is killed while the evicted pod still ends.
 #[test]
 fn no_death_makes_a_second_victim_or_forgets_the_first() -> Result<()> {

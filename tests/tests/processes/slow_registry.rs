@@ -1,5 +1,5 @@
 //! A registry that never answers holds up the pulls from itself alone; what an operator sees of that, and what a restart of
-//! kubelet-syncd remembers of a pull that failed.
+//! kubelet-syncd remembers of a pull that failed; and how many are pulled at once.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -83,6 +83,35 @@ fn in_stage(node: &Node, image: &str, stage: &str) -> Result<Value> {
         ensure!(pull["stage"] == stage, "{pull}");
         Ok(pull)
     })
+}
+
+#[test]
+fn as_many_are_pulled_at_once_as_the_configuration_says() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let slow = Registry::start(&lab, "127.0.0.1:5001", None)?;
+    let builder = lab.node("alpha").config("serializeImagePulls", json!(false));
+    let node = builder.config("maxParallelImagePulls", json!(2)).start()?;
+    let images = ["first", "second", "third"].map(|name| (name, slow.image(name)));
+    for (name, image) in &images {
+        write(&node, name, image)?;
+    }
+    let two_of_three = || {
+        let mut stages = Vec::new();
+        for (_, image) in &images {
+            stages.push(pull(&node, image)?["stage"].as_str().unwrap_or_default().to_owned());
+        }
+        stages.sort();
+        ensure!(stages == ["pulling", "pulling", "queued"], "{stages:?}");
+        Ok(())
+    };
+    eventually("two are pulled, and the third waits", LONG, two_of_three)?;
+    eventually("the registry is asked for both", LONG, || {
+        ensure!(slow.requests() >= 2, "{}", slow.requests());
+        Ok(())
+    })?;
+    holds_for("two are pulled, and the third waits", Duration::from_secs(1), two_of_three)?;
+    drop(slow);
+    node.finish()
 }
 
 #[test]
