@@ -1,6 +1,6 @@
 //! Where things are. Built from ids only; the tables are upstream's (`pkg/kubelet/kubelet_getters.go`).
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::{ContainerName, Namespace, PodName, PodUid, Process, VolumeName};
 
