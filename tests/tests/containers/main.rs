@@ -7,6 +7,7 @@ mod golden;
 mod hooks;
 mod hostile_pods;
 mod init_containers;
+mod lost_things;
 mod network_identity;
 mod pod_environment;
 mod pod_files;
