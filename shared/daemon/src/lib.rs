@@ -34,6 +34,7 @@ mod supervisor;
 mod traces;
 
 pub use exit::{ExitReason, ListenError};
+pub use listeners::Passed;
 pub use metrics::encode as encode_metrics;
 pub use process_metrics::{of as process_metrics_of, start_time as process_start_time};
 pub use skeleton::{Daemon, FORK_SERVER, RunError, Spec, run};

@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::arguments::{self, Arguments};
 use crate::exit::{ExitReason, ListenError};
-use crate::listeners::{self, Listeners};
+use crate::listeners::{self, Listeners, Passed};
 use crate::logging::{self, LogFormat};
 use crate::memory;
 use crate::metrics::Tasks;
@@ -146,7 +146,12 @@ impl Daemon {
         })
     }
 
-    /// Takes a passed socket by its name ("broker").
+    /// Takes what the supervisor has passed.
+    pub fn take_passed(&self, passed: Passed) -> Option<OwnedFd> {
+        self.take_listener(passed.name())
+    }
+
+    /// Takes by its name what an earlier start of this process had kept, or this one has made for itself.
     pub fn take_listener(&self, name: &str) -> Option<OwnedFd> {
         self.listeners.lock().ok()?.remove(name)
     }
@@ -212,12 +217,11 @@ impl Daemon {
     /// # Errors
     /// No socket was passed, or the server cannot run.
     pub async fn serve(&self, services: Services, rules: &'static [MethodRule]) -> Result<(), RunError> {
-        let listener =
-            self.take_listener(listeners::GRPC).ok_or("no socket named \"grpc\" was passed by the supervisor")?;
+        let listener = self.take_passed(Passed::Grpc).ok_or("no socket named \"grpc\" was passed by the supervisor")?;
         let listener = std::os::unix::net::UnixListener::from(listener);
         listener.set_nonblocking(true)?;
         let listener = tokio::net::UnixListener::from_std(listener)?;
-        let services = match self.take_listener(listeners::VSOCK) {
+        let services = match self.take_passed(Passed::Vsock) {
             Some(vsock) => {
                 tracing::info!("answers read-only calls of this machine and its host on vsock");
                 services.also_on(vsock)
@@ -322,7 +326,7 @@ where
     (spec.before)(&config);
     let privileges = privileges::apply(Program::Daemon(spec.process), Some(&config))
         .map_err(|e| (ExitReason::Privileges, format!("privileges: {e}")))?;
-    if listeners.contains_key(listeners::DEATH) {
+    if listeners.contains_key(Passed::Death.name()) {
         // Set by the launcher too, but root's exec with more capabilities than before clears it.
         bulkhead_sys::process::die_with_parent().map_err(|e| (ExitReason::Privileges, e.to_string()))?;
     }
@@ -354,7 +358,7 @@ where
     W: FnOnce(Arc<Daemon>) -> F,
     F: Future<Output = Result<(), RunError>>,
 {
-    let death = daemon.take_listener(listeners::DEATH);
+    let death = daemon.take_passed(Passed::Death);
     let (progress, readiness) = (daemon.progress.clone(), daemon.readiness.clone());
     let pool = progress.register("pool", LOOP_BOUND);
     let tell = daemon.clone();

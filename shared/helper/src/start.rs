@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use bulkhead_daemon::Passed;
 use bulkhead_daemon::logging::{self, LogFormat};
 use bulkhead_daemon::privileges::{self, Program};
 use prost::Message;
@@ -47,7 +48,7 @@ where
     }
     let name = program.name();
     let socket = name.strip_prefix("kubelet-").unwrap_or(name);
-    let door = match (passed.remove("questions"), passed.remove(socket)) {
+    let door = match (passed.remove(Passed::Questions.name()), passed.remove(socket)) {
         (Some(socket), _) => Door::Passed(socket),
         (None, Some(listener)) => Door::Listener(listener),
         (None, None) => {

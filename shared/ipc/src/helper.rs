@@ -62,6 +62,14 @@ impl Asker {
         Ok(Asker { way: socket.map_or(Way::None, |socket| Way::Passed(Arc::new(socket))) })
     }
 
+    /// The launcher's helper, by the socket that it passes, or the unit's, by the path at which that one listens.
+    ///
+    /// # Errors
+    /// The socket cannot be registered with the runtime.
+    pub fn passed_or_at(socket: Option<OwnedFd>, path: &Path) -> io::Result<Self> {
+        if socket.is_some() { Asker::new(socket) } else { Ok(Asker::at(path)) }
+    }
+
     /// The helper that listens at this path, as its unit has it.
     pub fn at(path: &Path) -> Self {
         Asker { way: Way::At(path.into()) }
