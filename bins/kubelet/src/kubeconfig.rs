@@ -32,7 +32,7 @@ pub fn runs_program(path: &Path) -> bool {
         Ok(config) => config.runs_program(),
         Err(ReadError::Parse { .. }) => false,
         Err(error) => {
-            tracing::info!(path = %path.display(), error = chain(&error), "no kubeconfig that can be read, waiting for it");
+            tracing::info!(path = %path.display(), error = chain(&error), "failed to read kubeconfig, waiting for it");
             false
         }
     }

@@ -82,7 +82,7 @@ fn watch(path: &Path, file: &File) -> io::Result<()> {
     // they belong to each thread, and those that the main thread drops would live on here.
     std::thread::Builder::new().name("lock-file".into()).spawn(move || {
         if let Err(error) = bulkhead_sys::process::keep_only(&[]) {
-            tracing::error!(error = &error as &dyn std::error::Error, "the lock file is not watched");
+            tracing::error!(error = &error as &dyn std::error::Error, "failed to watch the lock file");
             return;
         }
         wait_for_contention(open, &contended, AUDIT);
@@ -108,7 +108,7 @@ fn wait_for_contention(mut open: Opener, contended: &Contended, audit: Duration)
             return;
         }
         if !std::mem::replace(&mut complained, true) {
-            tracing::warn!(%error, every = ?audit, "the lock file cannot be watched, it is looked at instead");
+            tracing::warn!(%error, every = ?audit, "failed to watch the lock file, polling it instead");
         }
         std::thread::sleep(audit);
     }

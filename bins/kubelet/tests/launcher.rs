@@ -320,6 +320,35 @@ fn a_killed_daemon_comes_back_alone() {
 }
 
 #[test]
+fn removed_files_are_made_again() {
+    let Some(mut node) = Node::new("removed") else { return };
+    node.start();
+    let users = NodeConfig::load(&node.run_dir().join("config.json")).unwrap().users;
+    for entry in fs::read_dir(node.run_dir()).unwrap() {
+        fs::remove_file(entry.unwrap().path()).unwrap();
+    }
+    for daemon in DAEMONS {
+        fs::remove_file(node.report_path(daemon)).unwrap();
+    }
+    for pid in node.daemons().into_keys() {
+        Node::signal(pid, Signal::KILL);
+    }
+    for daemon in DAEMONS {
+        node.until(&format!("{daemon} is started again"), || node.report_path(daemon).exists());
+        let socket = fs::metadata(node.run_dir().join(format!("{daemon}.sock"))).unwrap();
+        assert_eq!((socket.mode() & 0o777, socket.uid(), socket.gid()), (0o660, 0, users.gid), "{daemon}");
+    }
+    let rendered = fs::metadata(node.run_dir().join("config.json")).unwrap();
+    assert_eq!((rendered.mode() & 0o777, rendered.uid(), rendered.gid()), (0o640, 0, users.gid));
+    // One that is not heard when it says that it is ready would have ended.
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(node.log().matches("ended, will be started again").count(), 4, "{}", node.log());
+    assert_eq!(node.daemons().len(), 4);
+    assert!(node.stop().success(), "{}", node.log());
+    assert!(!node.run_dir().exists());
+}
+
+#[test]
 fn a_killed_launcher_leaves_no_process_and_the_next_starts_four() {
     let Some(mut node) = Node::new("kill") else { return };
     node.start();

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use bulkhead_config::NodeConfig;
-use bulkhead_daemon::ExitReason;
+use bulkhead_daemon::{ExitReason, Passed};
 use bulkhead_sys::Capability;
 use bulkhead_sys::scm::Datagram;
 use bulkhead_sys::spawn::{Spec, User};
@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::notify;
 use super::privileges;
 use super::restart::RestartBackOff;
-use super::sockets::Sockets;
+use super::sockets::{self, Sockets};
 use super::store::Store;
 
 /// A daemon beats twice within this; one that misses it is killed and started again.
@@ -45,9 +45,8 @@ pub const ENVIRONMENT: [&str; 11] = [
 #[derive(Debug)]
 pub struct Shared<'a> {
     pub config: &'a NodeConfig,
-    pub sockets: &'a Sockets,
-    /// Sockets to helpers, and what only root may open: for whom, under which name.
-    pub passed: Vec<(Process, &'static str, &'a OwnedFd)>,
+    /// Sockets to helpers, and what only root may open: for whom, as what.
+    pub passed: Vec<(Process, Passed, &'a OwnedFd)>,
     /// Read end of a pipe whose other end only the launcher holds.
     pub death: &'a OwnedFd,
     /// Folder of the four programs.
@@ -78,7 +77,7 @@ pub struct Hopeless {
 pub async fn run(
     process: Process,
     shared: &Shared<'_>,
-    notifications: UnixDatagram,
+    mut sockets: Sockets,
     state: watch::Sender<State>,
     stop: CancellationToken,
 ) -> Result<(), Hopeless> {
@@ -86,14 +85,24 @@ pub async fn run(
     let mut store = Store::default();
     loop {
         let started = Instant::now();
-        let ended = match start(process, shared, &store) {
+        if let Err(error) = sockets.restore(shared.config) {
+            let error = &error as &dyn std::error::Error;
+            tracing::error!(process = process.name(), error, "failed to make removed files anew");
+        }
+        let ended = match start(process, shared, &sockets, &store) {
             Ok(mut child) => {
                 tracing::info!(process = process.name(), pid = child.id(), "started");
-                match watch_one(process, &mut child, &notifications, &mut store, &state, &stop).await {
-                    Some(status) => describe(status),
-                    None => {
+                tokio::select! {
+                    status = watch_one(process, &mut child, sockets.notifications(), &mut store, &state, &stop) => match status {
+                        Some(status) => describe(status),
+                        None => {
+                            terminate(process, &mut child).await;
+                            return Ok(());
+                        }
+                    },
+                    () = sockets.removed() => {
                         terminate(process, &mut child).await;
-                        return Ok(());
+                        Ended { code: None, why: "the files of its sockets were removed".to_owned() }
                     }
                 }
             }
@@ -111,7 +120,7 @@ pub async fn run(
             // A program of an earlier version does not take up what is kept here, and finds its ports taken.
             tracing::warn!(
                 process = process.name(),
-                "its kept ports are closed: it is not of a version that takes them up"
+                "closed the daemon's kept ports: its version does not take them up"
             );
             wait = Duration::ZERO;
         }
@@ -128,19 +137,25 @@ pub async fn run(
     }
 }
 
-fn start(process: Process, shared: &Shared<'_>, store: &Store) -> std::io::Result<tokio::process::Child> {
+fn start(
+    process: Process,
+    shared: &Shared<'_>,
+    sockets: &Sockets,
+    store: &Store,
+) -> std::io::Result<tokio::process::Child> {
     let config = shared.config;
     let mut spec = Spec::new(shared.programs.join(process.name()));
     spec.args = vec!["--run-dir".into(), config.paths.run_dir.clone().into()];
     spec.env = ENVIRONMENT.iter().filter_map(|name| Some(((*name).into(), std::env::var_os(name)?))).collect();
-    spec.env.push(("NOTIFY_SOCKET".into(), notification_path(config, process).into()));
+    spec.env.push(("NOTIFY_SOCKET".into(), sockets::notification_path(config, process).into()));
     spec.env.push(("WATCHDOG_USEC".into(), WATCHDOG.as_micros().to_string().into()));
-    spec.fds = shared.sockets.of(process)?;
-    spec.fds.extend(store.copies()?);
-    spec.fds.push(("death".to_owned(), shared.death.try_clone()?));
-    for (_, name, fd) in shared.passed.iter().filter(|(of, ..)| *of == process) {
-        spec.fds.push(((*name).to_owned(), fd.try_clone()?));
+    spec.fds = sockets.copies()?;
+    let passed = shared.passed.iter().filter(|(of, ..)| *of == process).map(|(_, passed, fd)| (*passed, *fd));
+    for (passed, fd) in passed.chain([(Passed::Death, shared.death)]) {
+        spec.fds.push((passed.name().to_owned(), fd.try_clone()?));
     }
+    // Last: of one name the first counts.
+    spec.fds.extend(store.copies()?);
     let (capabilities, _) = privileges::available(privileges::of(process), &shared.granted);
     spec.user = Some(User {
         uid: config.users.uid(process),
@@ -166,10 +181,6 @@ fn start(process: Process, shared: &Shared<'_>, store: &Store) -> std::io::Resul
     let child = tokio::process::Command::from(command).spawn();
     drop(slots);
     child
-}
-
-pub fn notification_path(config: &NodeConfig, process: Process) -> PathBuf {
-    config.paths.run_dir.join(format!("{}.notify", process.name()))
 }
 
 /// Until the child ends (its status), or `stop` (`None`).

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use bulkhead_daemon::Passed;
 use bulkhead_daemon::privileges::Program;
 use bulkhead_sys::Capability;
 use bulkhead_sys::spawn::User;
@@ -13,7 +14,7 @@ const ROOT: User = User { uid: 0, gid: 0, groups: Vec::new() };
 
 /// `None` where its program is missing: volumes on block devices cannot be had then.
 pub fn prepare(programs: &Path, granted: &[Capability]) -> Option<Helper> {
-    match Helper::prepare(Program::Disks, "questions", ROOT, programs, granted) {
+    match Helper::prepare(Program::Disks, Passed::Questions, ROOT, programs, granted) {
         Ok(helper) => Some(helper.on_demand()),
         Err(error) => {
             tracing::warn!("block devices cannot be prepared: {}", bulkhead_types::chain(&error));

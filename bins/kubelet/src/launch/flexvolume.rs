@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use bulkhead_config::NodeConfig;
+use bulkhead_daemon::Passed;
 use bulkhead_daemon::privileges::Program;
 use bulkhead_sys::Capability;
 use bulkhead_sys::spawn::User;
@@ -18,7 +19,7 @@ pub fn prepare(config: &NodeConfig, programs: &Path, granted: &[Capability]) -> 
     if !config.flags.flexvolume {
         return None;
     }
-    match Helper::prepare(Program::Flexvolume, "questions", ROOT, programs, granted) {
+    match Helper::prepare(Program::Flexvolume, Passed::Questions, ROOT, programs, granted) {
         Ok(helper) => Some(helper.with_configuration(config).on_demand()),
         Err(error) => {
             tracing::warn!("FlexVolume drivers cannot be called: {}", bulkhead_types::chain(&error));

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use bulkhead_config::NodeConfig;
+use bulkhead_daemon::Passed;
 use bulkhead_daemon::privileges::Program;
 use bulkhead_sys::Capability;
 use bulkhead_sys::spawn::{Spec, User};
@@ -25,8 +26,8 @@ pub struct Helper {
     run_dir: Option<PathBuf>,
     /// It is started when a question waits for it, and ends by itself.
     on_demand: bool,
-    /// How the helper knows its end.
-    name: &'static str,
+    /// What its end is passed as.
+    passed: Passed,
     own: OwnedFd,
     theirs: OwnedFd,
 }
@@ -41,13 +42,13 @@ pub enum HelperError {
 }
 
 impl Helper {
-    /// `name`: of the end that is passed to it. `granted`: what the machine gives at all.
+    /// `passed`: what its end is passed to it as. `granted`: what the machine gives at all.
     ///
     /// # Errors
     /// The program is not there, or there is no socket to be had.
     pub fn prepare(
         program: Program,
-        name: &'static str,
+        passed: Passed,
         user: User,
         programs: &Path,
         granted: &[Capability],
@@ -58,7 +59,7 @@ impl Helper {
         }
         let (own, theirs) = bulkhead_sys::scm::pair().map_err(HelperError::Socket)?;
         let (capabilities, _) = super::privileges::available(program.row().capabilities, granted);
-        Ok(Helper { program, file, user, capabilities, run_dir: None, on_demand: false, name, own, theirs })
+        Ok(Helper { program, file, user, capabilities, run_dir: None, on_demand: false, passed, own, theirs })
     }
 
     /// Tells it where the configuration is.
@@ -86,7 +87,7 @@ impl Helper {
             if self.on_demand {
                 tokio::select! {
                     asked = self.question() => if let Err(error) = asked {
-                        tracing::warn!(process, %error, "its socket cannot be watched");
+                        tracing::warn!(process, %error, "failed to watch helper socket");
                         return;
                     },
                     () = stop.cancelled() => return,
@@ -112,7 +113,7 @@ impl Helper {
                         }
                     }
                 }
-                Err(error) => tracing::warn!(process, %error, "could not be started"),
+                Err(error) => tracing::warn!(process, %error, "failed to start helper"),
             }
             tokio::select! {
                 () = tokio::time::sleep(back_off.after(started.elapsed())) => {}
@@ -131,7 +132,7 @@ impl Helper {
         let row = self.program.row();
         let mut spec = Spec::new(&self.file);
         spec.args = self.run_dir.iter().flat_map(|folder| ["--run-dir".into(), folder.clone().into()]).collect();
-        spec.fds = vec![(self.name.to_owned(), self.own.try_clone()?)];
+        spec.fds = vec![(self.passed.name().to_owned(), self.own.try_clone()?)];
         spec.user = Some(self.user.clone());
         spec.ambient.clone_from(&self.capabilities);
         spec.bounding = Some(self.capabilities.clone());

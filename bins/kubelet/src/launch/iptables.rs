@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use bulkhead_config::NodeConfig;
+use bulkhead_daemon::Passed;
 use bulkhead_daemon::privileges::{Program, XTABLES_LOCK};
 use bulkhead_sys::Capability;
 
@@ -24,7 +25,7 @@ pub fn prepare(config: &NodeConfig, programs: &Path, granted: &[Capability]) -> 
         return without("there is no user kubelet-iptables".to_owned());
     };
     xtables_lock::share(Path::new(XTABLES_LOCK), user.gid);
-    match Helper::prepare(Program::Iptables, "questions", user, programs, granted) {
+    match Helper::prepare(Program::Iptables, Passed::Questions, user, programs, granted) {
         Ok(helper) => Some(helper.on_demand()),
         Err(error) => without(bulkhead_types::chain(&error)),
     }

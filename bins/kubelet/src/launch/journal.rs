@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use bulkhead_config::NodeConfig;
+use bulkhead_daemon::Passed;
 use bulkhead_daemon::privileges::Program;
 
 use super::helper::Helper;
@@ -30,7 +31,7 @@ pub fn prepare(config: &NodeConfig, programs: &Path) -> Option<Helper> {
     let group = |folder: &str| std::fs::metadata(folder).ok().map(|folder| folder.gid());
     user.groups = FOLDERS.into_iter().filter_map(group).filter(|gid| *gid != 0).collect();
     user.groups.dedup();
-    match Helper::prepare(Program::Journal, "questions", user, programs, &[]) {
+    match Helper::prepare(Program::Journal, Passed::Questions, user, programs, &[]) {
         Ok(helper) => Some(helper),
         Err(error) => without(bulkhead_types::chain(&error)),
     }

@@ -5,9 +5,6 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
-/// How kubelet-evictiond knows the descriptor.
-pub const NAME: &str = "kmsg";
-
 /// Opens it for reading, for the life of the launcher: so its place in the log outlives its reader. `None`, with a warning, where
 /// the machine does not allow it: upstream's start ends there (`pkg/kubelet/kubelet.go` NewMainKubelet), unless
 /// `KubeletInUserNamespace` is on.

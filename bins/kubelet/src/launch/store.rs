@@ -5,13 +5,14 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
+use bulkhead_daemon::Passed;
+
 use super::notify::Notification;
 
 /// More than statusd has ports; as in its unit (`FileDescriptorStoreMax=`).
 const MAX: usize = 8;
-/// A name as systemd takes it, and none that the launcher gives itself.
+/// A name as systemd takes it.
 const NAME_MAX: usize = 64;
-const OURS: [&str; 5] = ["grpc", "broker", "vsock", "death", "journal"];
 
 /// Kept descriptors by name.
 #[derive(Debug, Default)]
@@ -31,7 +32,7 @@ impl Store {
         }
         for fd in fds.into_iter().take(1) {
             if self.by_name.len() >= MAX && !self.by_name.contains_key(name) {
-                tracing::warn!(name, "more descriptors are to be kept than there may be, this one is not");
+                tracing::warn!(name, "too many descriptors to keep, dropping one");
                 return;
             }
             self.by_name.insert(name.to_owned(), fd);
@@ -52,9 +53,13 @@ impl Store {
     }
 }
 
+/// Whether it is a name, and none that the launcher gives itself.
 fn is_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
-    !name.is_empty() && name.len() <= NAME_MAX && name.chars().all(plain) && !OURS.contains(&name)
+    !name.is_empty()
+        && name.len() <= NAME_MAX
+        && name.chars().all(plain)
+        && Passed::ALL.iter().all(|ours| ours.name() != name)
 }
 
 #[cfg(test)]
@@ -86,7 +91,8 @@ mod tests {
     #[test]
     fn neither_others_names_nor_more_than_there_may_be() {
         let mut store = Store::default();
-        for name in ["grpc", "vsock", "death", "", "a:b", "x y", &"n".repeat(65)] {
+        let long = "n".repeat(65);
+        for name in Passed::ALL.map(Passed::name).into_iter().chain(["", "a:b", "x y", &long]) {
             store.heed(&notify::parse(format!("FDSTORE=1\nFDNAME={name}\n").as_bytes()), fd());
         }
         store.heed(&notify::parse(b"FDSTORE=1\n"), fd());

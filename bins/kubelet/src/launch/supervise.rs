@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bulkhead_config::NodeConfig;
+use bulkhead_daemon::Passed;
 use bulkhead_sys::process::PrivilegeError;
 use bulkhead_types::Process;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use tokio::net::UnixDatagram;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -63,19 +63,14 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
     lift_processes_limit();
 
     folder::prepare(config)?;
-    let sockets = Sockets::bind(config)?;
     let journal = journal::prepare(config, &programs);
     let walker = walker::prepare(config, &programs, &granted);
     let iptables = iptables::prepare(config, &programs, &granted);
     let disks = disks::prepare(&programs, &granted);
     let flexvolume = flexvolume::prepare(config, &programs, &granted);
     let kernel_log = kernel_log::open(Path::new("/dev/kmsg"));
-    let mut notifications = Vec::new();
-    for process in Process::ALL {
-        let path = child::notification_path(config, process);
-        let socket = sockets::notification(&path, config.users.uid(process))?;
-        notifications.push((process, UnixDatagram::from_std(socket).map_err(LaunchError::Pipe)?));
-    }
+    let sockets = Process::ALL.into_iter().map(|process| Ok((process, Sockets::bind(config, process)?)));
+    let sockets: Vec<(Process, Sockets)> = sockets.collect::<Result<_, SocketError>>()?;
     config.save(&config.paths.rendered_config())?;
     let (death, _held) = std::io::pipe().map_err(LaunchError::Pipe)?;
     let death = death.into();
@@ -84,24 +79,24 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
     privileges::keep_own()?;
 
     let helpers = [
-        (Process::Statusd, "journal", journal),
-        (Process::Evictiond, "walker", walker),
-        (Process::Volnetd, "iptables", iptables),
-        (Process::Volnetd, "disks", disks),
-        (Process::Volnetd, "flexvolume", flexvolume),
+        (Process::Statusd, Passed::Journal, journal),
+        (Process::Evictiond, Passed::Walker, walker),
+        (Process::Volnetd, Passed::Iptables, iptables),
+        (Process::Volnetd, Passed::Disks, disks),
+        (Process::Volnetd, Passed::Flexvolume, flexvolume),
     ];
-    let helpers = helpers.map(|(of, name, helper)| helper.map(|helper| (of, name, helper)));
-    let askers = helpers.iter().flatten().map(|(of, name, helper)| (*of, *name, helper.asker()));
-    let log = kernel_log.iter().map(|log| (Process::Evictiond, kernel_log::NAME, log));
+    let helpers = helpers.map(|(of, passed, helper)| helper.map(|helper| (of, passed, helper)));
+    let askers = helpers.iter().flatten().map(|(of, passed, helper)| (*of, *passed, helper.asker()));
+    let log = kernel_log.iter().map(|log| (Process::Evictiond, Passed::KernelLog, log));
     let passed = askers.chain(log).collect();
-    let shared = Shared { config, sockets: &sockets, passed, death: &death, programs, granted, max_open_files };
+    let shared = Shared { config, passed, death: &death, programs, granted, max_open_files };
     let mut children = FuturesUnordered::new();
     let mut states = Vec::new();
     let mut stops = Vec::new();
-    for (process, socket) in notifications {
+    for (process, sockets) in sockets {
         let (sender, receiver) = watch::channel(State::default());
         let stop_one = CancellationToken::new();
-        children.push(child::run(process, &shared, socket, sender, stop_one.clone()));
+        children.push(child::run(process, &shared, sockets, sender, stop_one.clone()));
         states.push((process, receiver.clone()));
         stops.push((stop_one, receiver));
     }
@@ -133,7 +128,7 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
         }
     }
     drop(children);
-    clean_up(config, sockets);
+    clean_up(config);
     outcome
 }
 
@@ -184,12 +179,9 @@ impl Signals {
 }
 
 /// Takes away what the launcher has put into the folder of its sockets.
-fn clean_up(config: &NodeConfig, sockets: Sockets) {
+fn clean_up(config: &NodeConfig) {
     let _ = std::fs::remove_file(config.paths.rendered_config());
-    for process in Process::ALL {
-        let _ = std::fs::remove_file(child::notification_path(config, process));
-    }
-    sockets.remove();
+    sockets::remove(config);
     // Empty unless somebody else put something there, and then it stays.
     let _ = std::fs::remove_dir(&config.paths.run_dir);
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use bulkhead_config::NodeConfig;
+use bulkhead_daemon::Passed;
 use bulkhead_daemon::privileges::Program;
 use bulkhead_sys::Capability;
 
@@ -18,7 +19,7 @@ pub fn prepare(config: &NodeConfig, programs: &Path, granted: &[Capability]) -> 
     let Some(user) = users::helper(config.users, Program::Walker, &users::passwd()) else {
         return without("there is no user kubelet-walker".to_owned());
     };
-    match Helper::prepare(Program::Walker, "requests", user, programs, granted) {
+    match Helper::prepare(Program::Walker, Passed::Requests, user, programs, granted) {
         Ok(helper) => Some(helper.with_configuration(config)),
         Err(error) => without(bulkhead_types::chain(&error)),
     }
