@@ -34,7 +34,7 @@ impl PodSyncer {
         }
         self.why(format!("waits for its volumes: {}", managed.join(", ")));
         let patience = self.node.config.internal.pod_volumes_timeout();
-        let found = match self.wait(self.node.volume_manager.mounted(&self.uid, patience)).await? {
+        let found = match self.wait(self.node.volume_manager.wait_for_attach_and_mount(&self.uid, patience)).await? {
             Ok(found) => found,
             Err(waiting) => return Err(self.volumes_missing(pod, waiting).await?),
         };
@@ -83,17 +83,17 @@ impl PodSyncer {
     /// The pod's containers have ended: drivers take its volumes back, before its folder goes.
     pub(super) async fn take_back_volumes(&self) -> Step<()> {
         let manager = &self.node.volume_manager;
-        manager.end(&self.uid);
-        match self.wait(manager.unmounted(&self.uid, Duration::from_secs(1))).await? {
+        manager.remove_pod(&self.uid);
+        match self.wait(manager.wait_for_unmount(&self.uid, Duration::from_secs(1))).await? {
             Ok(()) => return Ok(()),
             Err(left) => self.why(format!("has ended: its volumes are taken back: {left}")),
         }
         let patience = self.node.config.internal.pod_volumes_timeout();
-        match self.wait(manager.unmounted(&self.uid, patience)).await? {
+        match self.wait(manager.wait_for_unmount(&self.uid, patience)).await? {
             Ok(()) => Ok(()),
             Err(left) => {
                 self.why(format!("has ended: its volumes could not be taken back yet: {left}"));
-                tracing::warn!(left, "volumes of the pod are still mounted");
+                tracing::warn!(%left, "volumes of the pod are still mounted");
                 Err(super::work::FAILED)
             }
         }

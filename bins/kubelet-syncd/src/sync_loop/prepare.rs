@@ -60,7 +60,7 @@ impl PodSyncer {
                 let objects = self.objects_of(pod, &plans).await?;
                 Ok::<_, Stop>((self.maker(pod, &facts, &objects).set_up(plans).await, objects.tokens_renew()))
             },
-            self.node.volume_manager.want(&self.uid, pod),
+            self.node.volume_manager.add_pod(&self.uid, pod),
         );
         let cgroup = match cgroup {
             Ok(cgroup) => cgroup,
@@ -139,7 +139,7 @@ impl PodSyncer {
         all: bool,
     ) -> Step<Option<Prepared>> {
         if plans.iter().any(|plan| matches!(plan.kind, VolumeKind::Managed { .. })) {
-            self.node.volume_manager.want(&self.uid, pod).await;
+            self.node.volume_manager.add_pod(&self.uid, pod).await;
         }
         if prepared.contents.is_empty() {
             return Ok(Some(prepared));

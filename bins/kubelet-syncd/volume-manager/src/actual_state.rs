@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bulkhead_ipc::volnetd as api;
 use bulkhead_types::PodUid;
 
+use crate::desired_state::DesiredVolume;
 use crate::spec::UniqueName;
 
 /// Whether something is there.
@@ -41,8 +42,6 @@ pub struct Published {
     pub spec_name: String,
     /// Where the driver was told to publish it.
     pub target_path: String,
-    /// The node has it for one pod of the cluster.
-    pub single_pod: bool,
     /// Of a volume whose `vol_data.json` cannot be read or is another one's: no driver can be asked, and it is taken back by its
     /// path.
     pub unreadable: bool,
@@ -96,6 +95,20 @@ impl ActualVolume {
     /// It has, or may have, another SELinux label than a further pod wants: it is taken from the node first.
     pub fn is_labelled_otherwise(&self, pod: &PodUid, label: &str) -> bool {
         !self.is_gone() && !self.pods.contains_key(pod) && self.label != label
+    }
+
+    /// A pod that wants it was synced. Answers whether there may be something to do.
+    pub fn follow(&mut self, wanted: &DesiredVolume) -> bool {
+        let mut changed = self.attachable.replace(wanted.attachable) != Some(wanted.attachable);
+        if self.claim_size == 0 {
+            self.claim_size = wanted.spec.claim.as_ref().map_or(0, |claim| claim.capacity);
+            changed |= self.claim_size != 0;
+        }
+        if self.expansion == Expansion::NextSync {
+            self.expansion = Expansion::Possible;
+            changed = true;
+        }
+        changed
     }
 
     /// Nothing of it is known to be on this node.
@@ -177,7 +190,7 @@ fn by_path(pod: &str, device: &api::CsiDevice) -> UniqueName {
 }
 
 impl ActualState {
-    /// Rebuilt of both lists. `single_pod` and what else was known of volumes that are still there is kept.
+    /// Rebuilt of both lists. What else was known of volumes that are still there is kept.
     pub fn rebuilt(
         &self,
         epoch: u64,
@@ -214,7 +227,6 @@ impl ActualState {
                 host_path: String::new(),
                 spec_name: device.spec_name.clone(),
                 target_path: found.target_path,
-                single_pod: false,
                 unreadable: !found.problem.is_empty(),
                 relabel: false,
                 found: true,
@@ -240,9 +252,6 @@ impl ActualState {
             let Some(now) = rebuilt.volumes.get_mut(name) else { continue };
             (now.attachable, now.claim_size) = (before.attachable, before.claim_size);
             (now.expansion, now.expansion_failed) = (before.expansion, before.expansion_failed);
-            for (pod, published) in &mut now.pods {
-                published.single_pod = before.pods.get(pod).is_some_and(|before| before.single_pod);
-            }
         }
         rebuilt
     }

@@ -3,7 +3,7 @@
 use bulkhead_types::PodUid;
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 
-use crate::context::{Context, World};
+use crate::context::{Context, State};
 use crate::names;
 use crate::operations::driver_facts::allocatable_period;
 use crate::reconciler::is_attached;
@@ -11,7 +11,7 @@ use crate::reconciler::is_attached;
 /// The driver of such a volume of the pod. Only drivers count that are asked for their limit from time to time: the pod is refused,
 /// and with another limit the scheduler sends no more here.
 pub(crate) async fn exhausted(context: &Context, uid: &PodUid) -> Option<String> {
-    let unattached = unattached(&context.world(), uid);
+    let unattached = unattached(&context.state(), uid);
     let ports = &context.ports;
     for (driver, handle) in unattached {
         let object = ports.reader.driver(&driver).ok().flatten();
@@ -29,10 +29,10 @@ pub(crate) async fn exhausted(context: &Context, uid: &PodUid) -> Option<String>
 }
 
 /// Driver and handle of what the pod's volumes wait for.
-fn unattached(world: &World, uid: &PodUid) -> Vec<(String, String)> {
-    let volumes = world.desired.pods.get(uid).into_iter().flat_map(|pod| &pod.volumes);
+fn unattached(state: &State, uid: &PodUid) -> Vec<(String, String)> {
+    let volumes = state.desired.pods.get(uid).into_iter().flat_map(|pod| &pod.volumes);
     let waiting =
-        volumes.filter(|(unique, volume)| volume.attachable && !is_attached(&world.attacher, &world.node, unique));
+        volumes.filter(|(unique, volume)| volume.attachable && !is_attached(&state.attacher, &state.node, unique));
     let sources = waiting.filter_map(|(_, volume)| volume.spec.csi());
     sources.map(|source| (source.driver.clone(), source.handle.clone())).collect()
 }

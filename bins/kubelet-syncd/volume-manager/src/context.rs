@@ -1,4 +1,4 @@
-//! What operations share: both states behind one lock that is never held across a wait, and whom they ask.
+//! What operations share: the state behind one lock that is never held across a wait, and whom they ask.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -46,7 +46,7 @@ impl fmt::Debug for Ports {
 
 /// Both states, and what is being done.
 #[derive(Debug, Default)]
-pub struct World {
+pub struct State {
     pub desired: DesiredState,
     pub actual: ActualState,
     /// Volumes with an operation that runs, and the pod that it is for.
@@ -64,8 +64,8 @@ pub struct World {
 #[derive(Debug)]
 pub struct Context {
     pub ports: Ports,
-    world: Mutex<World>,
-    /// Counts changes of the world.
+    state: Mutex<State>,
+    /// Counts changes of the state.
     pub changed: watch::Sender<u64>,
     /// Wakes the reconciler.
     pub wake: Notify,
@@ -77,19 +77,19 @@ impl Context {
         let attacher = if ports.controller_attaches { Attacher::Controller } else { Attacher::Node(BTreeSet::new()) };
         Context {
             ports,
-            world: Mutex::new(World { attacher, ..World::default() }),
+            state: Mutex::new(State { attacher, ..State::default() }),
             changed: watch::Sender::new(0),
             wake: Notify::new(),
             places: Mutex::default(),
         }
     }
 
-    pub fn world(&self) -> MutexGuard<'_, World> {
+    pub fn state(&self) -> MutexGuard<'_, State> {
         // Nothing panics between two writes.
-        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The world has changed.
+    /// Something of the state has changed.
     pub fn touch(&self) {
         self.changed.send_modify(|count| *count += 1);
         self.wake.notify_one();

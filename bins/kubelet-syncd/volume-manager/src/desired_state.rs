@@ -1,11 +1,13 @@
 //! The volumes that pods want (upstream DesiredStateOfWorld).
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bulkhead_types::PodUid;
 
 use crate::pod_facts::PodFacts;
+use crate::populator::Unresolved;
 use crate::selinux::Label;
 use crate::spec::{UniqueName, VolumeSpec};
 
@@ -33,10 +35,64 @@ pub struct DesiredPod {
     pub unresolved: BTreeMap<String, Unresolved>,
 }
 
-/// See [`crate::populator::Unresolved`].
-pub type Unresolved = crate::populator::Unresolved;
+/// What came of a look at one of a pod's volumes.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Found {
+    Volume(UniqueName, DesiredVolume),
+    /// It could not be looked at: what was known of it stays.
+    Unknown(Unresolved),
+    /// It was, and the pod may not have it.
+    Refused(Unresolved),
+}
+
+impl Found {
+    /// Which volume it is, where it is known.
+    pub fn unique(&self) -> Option<&UniqueName> {
+        match self {
+            Found::Volume(unique, _) => Some(unique),
+            Found::Unknown(_) | Found::Refused(_) => None,
+        }
+    }
+}
 
 impl DesiredPod {
+    /// What the pod wants from now on. `found`: its volumes by their names in the pod. `before`: what it has wanted until now.
+    pub fn update(before: Option<&DesiredPod>, facts: Arc<PodFacts>, found: Vec<(String, Found)>) -> Self {
+        let mut wanted = DesiredPod {
+            facts,
+            prepared: before.is_some_and(|before| before.prepared),
+            volumes: BTreeMap::new(),
+            unresolved: BTreeMap::new(),
+        };
+        for (name, found) in found {
+            match found {
+                Found::Volume(unique, volume) => match wanted.volumes.entry(unique) {
+                    Entry::Occupied(mut other) => other.get_mut().names.extend(volume.names),
+                    Entry::Vacant(place) => {
+                        let known = before.and_then(|before| before.volumes.get(place.key()));
+                        let known = known.filter(|known| known.spec == volume.spec);
+                        // One specification is kept, and not one of each sync.
+                        let spec = known.map_or(volume.spec, |known| known.spec.clone());
+                        place.insert(DesiredVolume { spec, ..volume });
+                    }
+                },
+                Found::Unknown(error) => match before.and_then(|before| before.named(&name)) {
+                    // The volume is used already, or soon will be.
+                    Some((unique, volume)) => {
+                        wanted.volumes.insert(unique.clone(), volume.clone());
+                    }
+                    None => {
+                        wanted.unresolved.insert(name, error);
+                    }
+                },
+                Found::Refused(error) => {
+                    wanted.unresolved.insert(name, error);
+                }
+            }
+        }
+        wanted
+    }
+
     /// Nothing else is wanted than before, and no driver is to be called again.
     pub fn wants_as_before(&self, before: &DesiredPod) -> bool {
         self.prepared == before.prepared
@@ -48,12 +104,6 @@ impl DesiredPod {
     /// What the pod's volume of this name is, as far as it is known.
     pub fn named(&self, name: &str) -> Option<(&UniqueName, &DesiredVolume)> {
         self.volumes.iter().find(|(_, volume)| volume.names.contains(name))
-    }
-
-    /// All names of volumes that the pod waits for.
-    pub fn names(&self) -> BTreeSet<String> {
-        let resolved = self.volumes.values().flat_map(|volume| volume.names.iter().cloned());
-        resolved.chain(self.unresolved.keys().cloned()).collect()
     }
 }
 
@@ -89,3 +139,7 @@ impl DesiredState {
         volumes.filter(|(_, volume)| volume.attachable).map(|(name, _)| name)
     }
 }
+
+#[cfg(test)]
+#[path = "desired_state_tests.rs"]
+mod tests;

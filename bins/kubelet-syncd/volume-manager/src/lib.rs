@@ -18,11 +18,16 @@
 //! | [`actual_state`] | which are there, and whether that is certain |
 //! | [`back_off`] | when something that failed is tried again |
 //! | [`reconciler`] | what is done next |
-//! | [`context`] | nothing: both states behind one lock, and whom operations ask |
+//! | [`context`] | nothing: the state behind one lock, and whom operations ask |
 //! | [`operations`] | in which order a volume is attached, staged, published, and taken back |
 //! | [`attach_limit`] | which pod waits for a volume that the node has no place for |
 //! | [`statistics`] | which drivers are asked for the room in which volumes |
-//! | [`manager`] | nothing: a task for each operation, and who waits for what |
+//! | [`populate`] | nothing: what a sync of a pod says of its volumes is written into the state |
+//! | [`waiting`] | whether a pod's volumes are there, or gone, and why not |
+//! | [`executor`] | nothing: an operation, and what came of it |
+//! | [`followers`] | nothing: what the Node, drivers and kubelet-volnetd say is written into the state |
+//! | [`reconcile_loop`] | nothing: a task for each operation, and what the Node's status is to list |
+//! | [`manager`] | nothing: who waits for what |
 
 pub mod actual_state;
 pub mod attach_limit;
@@ -31,17 +36,23 @@ pub mod context;
 pub mod csi;
 pub mod desired_state;
 pub mod edges;
+pub mod executor;
+pub mod followers;
 pub mod manager;
 pub mod metrics;
 pub mod names;
 pub mod operations;
 pub mod pod_facts;
+pub mod populate;
 pub mod populator;
 pub mod ports;
+pub mod reconcile_loop;
 pub mod reconciler;
 pub mod selinux;
 pub mod spec;
 pub mod statistics;
+pub mod waiting;
 
 pub use context::Ports;
-pub use manager::{MountedVolume, Root, VolumeManager, Waiting};
+pub use manager::VolumeManager;
+pub use waiting::{MountedVolume, Root, UnmountTimeout, Waiting};

@@ -50,7 +50,7 @@ async fn before_the_pod_has_it() {
     assert_eq!(since(&outside, "NodePublishVolume"), expected);
     assert_eq!(outside.events(), both(SUCCESS));
     // Nothing is left to do.
-    manager.want(&uid("a"), &pod_of("a", "c")).await;
+    manager.add_pod(&uid("a"), &pod_of("a", "c")).await;
     tokio::time::sleep(LONG).await;
     assert_eq!(since(&outside, "CommitPublish"), Vec::<String>::new());
 }
@@ -59,7 +59,7 @@ async fn before_the_pod_has_it() {
 async fn while_the_pod_runs() {
     let (outside, manager) = mounted().await;
     grow(&outside, "2Gi", pending("2Gi"));
-    manager.want(&uid("a"), &pod_of("a", "c")).await;
+    manager.add_pod(&uid("a"), &pod_of("a", "c")).await;
     tokio::time::sleep(LONG).await;
     let mut expected = EXPANDED.to_vec();
     expected.push(DONE);
@@ -155,7 +155,7 @@ async fn failures_while_the_pod_runs() {
         let (outside, manager) = mounted().await;
         grow(&outside, "2Gi", pending("2Gi"));
         outside.will("NodeExpandVolume", Does::Fail(case.status.clone()));
-        manager.want(&uid("a"), &pod_of("a", "c")).await;
+        manager.add_pod(&uid("a"), &pod_of("a", "c")).await;
         tokio::time::sleep(LONG).await;
         assert_eq!(expansions(&outside), case.tries, "{:?}", case.status);
         assert_eq!(errors(&outside).concat(), case.claim);
@@ -165,11 +165,11 @@ async fn failures_while_the_pod_runs() {
         }
         assert_eq!(outside.events(), expected);
         // What is infeasible is tried again when the controller says so; what is in use, with the next mount.
-        manager.want(&uid("a"), &pod_of("a", "c")).await;
+        manager.add_pod(&uid("a"), &pod_of("a", "c")).await;
         tokio::time::sleep(LONG).await;
         assert_eq!(expansions(&outside), case.tries, "{:?}", case.status);
         lock(&outside.growth).status.clone_from(&pending("2Gi"));
-        manager.want(&uid("a"), &pod_of("a", "c")).await;
+        manager.add_pod(&uid("a"), &pod_of("a", "c")).await;
         tokio::time::sleep(LONG).await;
         let again = case.status.code() == tonic::Code::OutOfRange;
         assert_eq!(expansions(&outside), case.tries + usize::from(again), "{:?}", case.status);
@@ -196,7 +196,7 @@ async fn what_keeps_the_driver_from_being_asked_is_told_to_the_claim() {
         grow(&outside, "2Gi", pending("2Gi"));
         lock(&outside.growth).secret = has_secret;
         does.into_iter().for_each(|does| outside.will("NodeGetCapabilities", does));
-        manager.want(&uid("a"), &pod_of("a", "c")).await;
+        manager.add_pod(&uid("a"), &pod_of("a", "c")).await;
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert_eq!(errors(&outside), claim);
         let event = format!("VolumeResizeFailed NodeExpandVolume.NodeExpandVolume failed for volume \"pv\" : {why}");
@@ -251,7 +251,7 @@ async fn a_claim_that_has_less_than_its_volume_is_looked_at_once_a_sync() {
     let less = json!({"capacity": {"storage": "1Gi"}, "allocatedResources": {"storage": "1Gi"}});
     grow(&outside, "2Gi", less.as_object().unwrap().clone());
     lock(&outside.reads).clear();
-    manager.want(&uid("a"), &pod_of("a", "c")).await;
+    manager.add_pod(&uid("a"), &pod_of("a", "c")).await;
     tokio::time::sleep(LONG).await;
     let claims = lock(&outside.reads).iter().filter(|read| **read == "claim").count();
     assert!(claims <= 2, "{claims}: with the sync, and for the expansion");
@@ -267,7 +267,7 @@ async fn what_needs_no_node_is_left_alone() {
         grow(&outside, "2Gi", done.as_object().unwrap().clone());
         lock(&outside.growth).expands = expands;
         for _ in 0..2 {
-            manager.want(&uid("a"), &pod_of("a", "c")).await;
+            manager.add_pod(&uid("a"), &pod_of("a", "c")).await;
             tokio::time::sleep(LONG).await;
         }
         assert_eq!(since(&outside, "CommitPublish"), Vec::<String>::new(), "the driver expands: {expands}");
@@ -283,9 +283,9 @@ async fn who_only_reads_has_it_as_it_is() {
     let mut pod = (*pod_of("a", "c")).clone();
     pod.spec.as_mut().unwrap().volumes.as_mut().unwrap()[0].persistent_volume_claim.as_mut().unwrap().read_only =
         Some(true);
-    manager.want(&uid("a"), &Arc::new(pod)).await;
+    manager.add_pod(&uid("a"), &Arc::new(pod)).await;
     manager.folders_ready(&uid("a"));
-    manager.mounted(&uid("a"), LONG).await.unwrap();
+    manager.wait_for_attach_and_mount(&uid("a"), LONG).await.unwrap();
     assert_eq!(since(&outside, "NodePublishVolume"), ["CommitPublish"]);
     let says =
         "FileSystemResizeFailed MountVolume.NodeExpandVolume failed for volume \"pv\" requested read-only file system";
@@ -305,17 +305,17 @@ async fn what_a_pod_has_is_read_no_further() {
     reads();
     let mut changed = manager.context.changed.subscribe();
     let pod = pod_of("a", "c");
-    manager.want(&uid("a"), &pod).await;
+    manager.add_pod(&uid("a"), &pod).await;
     assert_eq!((reads(), changed.has_changed().unwrap()), (vec!["volume"], false));
     lock(&outside.growth).volume = "2Gi";
-    manager.want(&uid("a"), &pod).await;
+    manager.add_pod(&uid("a"), &pod).await;
     assert!(changed.has_changed().unwrap());
     tokio::time::sleep(LONG).await;
     assert_eq!(reads(), ["volume", "claim"], "the claim is asked how far it may grow");
     assert_eq!(since(&outside, "CommitPublish"), ["NodeGetCapabilities", "to 2147483648", "NodeExpandVolume", DONE]);
-    manager.want(&uid("a"), &pod).await;
+    manager.add_pod(&uid("a"), &pod).await;
     changed.borrow_and_update();
-    manager.want(&uid("a"), &pod).await;
+    manager.add_pod(&uid("a"), &pod).await;
     assert_eq!((reads(), changed.has_changed().unwrap()), (vec!["volume"; 2], false));
     tokio::time::sleep(LONG).await;
     assert_eq!(expansions(&outside), 1, "it has grown");

@@ -55,16 +55,16 @@ fn pod_with_driver(volume: &serde_json::Value) -> Arc<Pod> {
 async fn a_flexvolume_driver_is_told_of_its_volume() {
     let outside = with_driver(FlexCapabilities { supports_metrics: false, ..FlexCapabilities::default() });
     let manager = outside.manager();
-    manager.want(&uid("a"), &pod_with_driver(&json!({"driver": "v/d", "readOnly": true}))).await;
+    manager.add_pod(&uid("a"), &pod_with_driver(&json!({"driver": "v/d", "readOnly": true}))).await;
     manager.folders_ready(&uid("a"));
-    let found = manager.mounted(&uid("a"), LONG).await.unwrap();
+    let found = manager.wait_for_attach_and_mount(&uid("a"), LONG).await.unwrap();
     let root = Root::Flex { driver: "v/d".into() };
     assert_eq!((&found["data"].root, &found["data"].host_path), (&root, &PathBuf::from("/flex")));
     assert!(!found["data"].relabel && found["data"].read_only);
     assert_eq!(outside.log(), ["AskFlexDriver v/d", "SetUpFlex data v/d to read, not attached"]);
     assert!(manager.statistics().all().collect::<Vec<_>>().await.is_empty());
-    manager.end(&uid("a"));
-    manager.unmounted(&uid("a"), LONG).await.unwrap();
+    manager.remove_pod(&uid("a"));
+    manager.wait_for_unmount(&uid("a"), LONG).await.unwrap();
     assert!(manager.in_use().borrow().names.is_empty());
 }
 
@@ -72,9 +72,9 @@ async fn a_flexvolume_driver_is_told_of_its_volume() {
 async fn what_is_mounted_has_figures_where_its_driver_says_so() {
     let outside = with_driver(FlexCapabilities { supports_metrics: true, ..FlexCapabilities::default() });
     let manager = outside.manager();
-    manager.want(&uid("a"), &pod_with_driver(&json!({"driver": "v/d"}))).await;
+    manager.add_pod(&uid("a"), &pod_with_driver(&json!({"driver": "v/d"}))).await;
     manager.folders_ready(&uid("a"));
-    manager.mounted(&uid("a"), LONG).await.unwrap();
+    manager.wait_for_attach_and_mount(&uid("a"), LONG).await.unwrap();
     let told = manager.statistics().all().collect::<Vec<_>>().await;
     assert_eq!((told.len(), told[0].folder.as_str(), &told[0].usage), (1, "/flex", &None));
 }
@@ -84,15 +84,15 @@ async fn what_is_mounted_has_figures_where_its_driver_says_so() {
 async fn a_driver_that_is_not_there_is_asked_again_with_the_pods_next_sync() {
     let outside = attaching();
     let manager = outside.manager();
-    manager.want(&uid("a"), &pod_with_driver(&json!({"driver": "v/off"}))).await;
+    manager.add_pod(&uid("a"), &pod_with_driver(&json!({"driver": "v/off"}))).await;
     manager.folders_ready(&uid("a"));
-    let waiting = manager.mounted(&uid("a"), LONG).await.unwrap_err();
+    let waiting = manager.wait_for_attach_and_mount(&uid("a"), LONG).await.unwrap_err();
     let text = "unmounted volumes=[data], unattached volumes=[], failed to process volumes=[data]: failed to get Plugin from \
                 volumeSpec for volume \"data\" err=off";
     assert_eq!((waiting.text.as_str(), waiting.away), (text, false));
     *lock(&outside.flex) = None;
-    manager.want(&uid("a"), &pod_with_driver(&json!({"driver": "v/d"}))).await;
-    assert!(manager.mounted(&uid("a"), LONG).await.unwrap_err().away);
+    manager.add_pod(&uid("a"), &pod_with_driver(&json!({"driver": "v/d"}))).await;
+    assert!(manager.wait_for_attach_and_mount(&uid("a"), LONG).await.unwrap_err().away);
     assert_eq!(outside.log(), ["AskFlexDriver v/off", "AskFlexDriver v/d"]);
     assert!(manager.in_use().borrow().names.is_empty());
 }
@@ -103,7 +103,7 @@ async fn what_is_attached_is_in_use_until_the_driver_has_unmounted_it() {
     let outside = attaching();
     let manager = outside.manager();
     begin(&manager, "a").await;
-    let waiting = manager.mounted(&uid("a"), Duration::from_secs(60)).await.unwrap_err();
+    let waiting = manager.wait_for_attach_and_mount(&uid("a"), Duration::from_secs(60)).await.unwrap_err();
     assert!(waiting.text.contains("unattached volumes=[data]"), "{}", waiting.text);
     let mut in_use = manager.in_use();
     let listed = InUse { names: vec![ATTACHED.into()], complete: true };
@@ -111,21 +111,21 @@ async fn what_is_attached_is_in_use_until_the_driver_has_unmounted_it() {
     assert_eq!(outside.log(), ["AskFlexDriver v/d"]);
     let before = Instant::now();
     attach(&outside);
-    manager.mounted(&uid("a"), LONG).await.unwrap();
+    manager.wait_for_attach_and_mount(&uid("a"), LONG).await.unwrap();
     assert_eq!(before.elapsed(), Duration::ZERO);
     begin(&manager, "b").await;
-    manager.mounted(&uid("b"), LONG).await.unwrap();
+    manager.wait_for_attach_and_mount(&uid("b"), LONG).await.unwrap();
     let set_up = "SetUpFlex pv v/d to write, device /dev/sdx";
     assert_eq!(outside.log()[1..], [set_up, "AskFlexDriver v/d", set_up]);
     // What a pod has is asked for no more.
-    manager.want(&uid("a"), &pod_of("a", "c")).await;
+    manager.add_pod(&uid("a"), &pod_of("a", "c")).await;
     assert_eq!(outside.log().len(), 4);
     // kubelet-volnetd starts again: what is mounted once a node is found.
     outside.epoch.send_replace(2);
-    manager.mounted(&uid("b"), LONG).await.unwrap();
+    manager.wait_for_attach_and_mount(&uid("b"), LONG).await.unwrap();
     for pod in ["a", "b"] {
-        manager.end(&uid(pod));
-        manager.unmounted(&uid(pod), LONG).await.unwrap();
+        manager.remove_pod(&uid(pod));
+        manager.wait_for_unmount(&uid(pod), LONG).await.unwrap();
         assert_eq!(*in_use.borrow_and_update(), listed, "{pod}");
         manager.torn_down(&uid(pod));
     }
@@ -149,10 +149,10 @@ async fn what_a_driver_could_not_mount_is_unmounted_after_its_pod() {
     (0..100).for_each(|_| outside.will("SetUpFlex", Does::Fail(refused.clone())));
     let manager = outside.manager();
     begin(&manager, "a").await;
-    manager.mounted(&uid("a"), Duration::from_secs(2)).await.unwrap_err();
+    manager.wait_for_attach_and_mount(&uid("a"), Duration::from_secs(2)).await.unwrap_err();
     assert_eq!(outside.events()[0], "FailedMount MountVolume.MountDevice failed for volume \"pv\" : no such share");
-    manager.end(&uid("a"));
-    manager.unmounted(&uid("a"), LONG).await.unwrap();
+    manager.remove_pod(&uid("a"));
+    manager.wait_for_unmount(&uid("a"), LONG).await.unwrap();
     let mut in_use = manager.in_use();
     in_use.wait_for(|in_use| in_use.names.is_empty()).await.unwrap();
     assert_eq!(outside.log().last().unwrap(), "EndDisk kubernetes.io/flexvolume/v/d/pv");
@@ -169,7 +169,7 @@ async fn a_driver_has_its_part_in_expansions() {
     outside.will("SetUpFlex", Does::Fail(Status::aborted("no room")));
     let manager = outside.manager();
     begin(&manager, "a").await;
-    manager.mounted(&uid("a"), LONG).await.unwrap();
+    manager.wait_for_attach_and_mount(&uid("a"), LONG).await.unwrap();
     let set_up = "SetUpFlex pv v/d to write, device /dev/sdx".to_owned();
     let grown = |new: i64, old: i64| format!("{set_up}, {} of {}", new * GIB, old * GIB);
     let mut expected = vec!["AskFlexDriver v/d".to_owned()];
@@ -184,7 +184,7 @@ async fn a_driver_has_its_part_in_expansions() {
     // While its pod runs.
     lock(&outside.growth).volume = "3Gi";
     lock(&outside.log).clear();
-    manager.want(&uid("a"), &pod_of("a", "c")).await;
+    manager.add_pod(&uid("a"), &pod_of("a", "c")).await;
     tokio::time::sleep(LONG).await;
     assert_eq!(outside.log(), [grown(3, 2), "claim [3Gi] [] true []".to_owned()]);
     // What is not mounted is not asked about again before it is. That is no failure: the claim is told of none.
@@ -194,7 +194,7 @@ async fn a_driver_has_its_part_in_expansions() {
     *lock(&outside.growth) = Growth { volume: "4Gi", status, requests: "4Gi", expands: false, secret: false };
     lock(&outside.log).clear();
     outside.will("SetUpFlex", Does::Fail(Status::failed_precondition("nothing is mounted")));
-    manager.want(&uid("a"), &pod_of("a", "c")).await;
+    manager.add_pod(&uid("a"), &pod_of("a", "c")).await;
     tokio::time::sleep(LONG).await;
     assert_eq!(outside.log(), ["claim [] [NodeResizeInProgress] false []".to_owned(), grown(4, 3)]);
 }
@@ -205,7 +205,7 @@ async fn a_node_that_attaches_by_itself_has_none_that_are_attached() {
     let outside = attaching();
     let manager = outside.manager_with(false);
     begin(&manager, "a").await;
-    let waiting = manager.mounted(&uid("a"), Duration::from_secs(2)).await.unwrap_err();
+    let waiting = manager.wait_for_attach_and_mount(&uid("a"), Duration::from_secs(2)).await.unwrap_err();
     let refused = "AttachVolume.Attach failed for volume \"pv\" : attaching volumes from the kubelet is not supported";
     assert_eq!(waiting.errors, [refused]);
     assert_eq!(outside.log(), ["AskFlexDriver v/d"]);

@@ -19,8 +19,8 @@ async fn what_was_found_is_not_gone_because_it_is_refused() {
         let log = outside.log();
         assert!(log.contains(&call.to_owned()), "{log:?}");
         assert!(!log.iter().any(|line| line == "EndStage" || line == "EndPublish"), "{call}: {log:?}");
-        manager.end(&uid("a"));
-        manager.unmounted(&uid("a"), LONG).await.unwrap();
+        manager.remove_pod(&uid("a"));
+        manager.wait_for_unmount(&uid("a"), LONG).await.unwrap();
         manager.in_use().wait_for(|in_use| in_use.names.is_empty()).await.unwrap();
         let log = outside.log();
         for opposite in ["NodeUnpublishVolume", "NodeUnstageVolume"] {
@@ -70,7 +70,7 @@ async fn what_was_found_stays_while_a_claim_cannot_be_read() {
     let manager = outside.manager();
     let (a, pod) = (uid("a"), pod_of("a", "unbound"));
     manager.await_pods([(&a, &*pod)].into_iter());
-    manager.want(&a, &pod).await;
+    manager.add_pod(&a, &pod).await;
     tokio::time::sleep(POPULATED_WITHIN / 2).await;
     assert_eq!(lock(&outside.staged).len(), 1);
     tokio::time::sleep(POPULATED_WITHIN).await;

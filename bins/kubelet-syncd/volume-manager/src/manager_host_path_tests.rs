@@ -32,9 +32,9 @@ async fn a_path_of_the_host_has_no_options_and_is_no_block_volume() {
             container.volume_devices =
                 serde_json::from_value(json!([{"name": "data", "devicePath": "/dev/x"}])).unwrap();
         }
-        manager.want(&uid("a"), &Arc::new(pod)).await;
+        manager.add_pod(&uid("a"), &Arc::new(pod)).await;
         manager.folders_ready(&uid("a"));
-        manager.mounted(&uid("a"), Duration::from_millis(100)).await.unwrap_err();
+        manager.wait_for_attach_and_mount(&uid("a"), Duration::from_millis(100)).await.unwrap_err();
         assert_eq!(outside.events(), [expected]);
     }
 }

@@ -27,7 +27,7 @@ fn labelled(name: &str, level: &str) -> Arc<Pod> {
 }
 
 async fn want(manager: &VolumeManager, name: &str, level: &str) {
-    manager.want(&uid(name), &labelled(name, level)).await;
+    manager.add_pod(&uid(name), &labelled(name, level)).await;
     manager.folders_ready(&uid(name));
 }
 
@@ -36,13 +36,13 @@ async fn one_label_after_the_other() {
     let outside = on();
     let manager = outside.manager();
     want(&manager, "a", "s0:c1,c2").await;
-    let there = manager.mounted(&uid("a"), LONG).await.unwrap();
+    let there = manager.wait_for_attach_and_mount(&uid("a"), LONG).await.unwrap();
     assert!(!there["data"].relabel);
     let flags = |label: &str| [format!("stage context=\"{label}\""), format!("publish context=\"{label}\"")];
     assert_eq!(std::mem::take(&mut *lock(&outside.flags)), flags("u:r:t:s0:c1,c2"));
     // Another pod wants another one, as long as the first wants its own.
     want(&manager, "b", "s0:c3").await;
-    let waiting = manager.mounted(&uid("b"), LONG).await.unwrap_err();
+    let waiting = manager.wait_for_attach_and_mount(&uid("b"), LONG).await.unwrap_err();
     assert!(!waiting.timed_out);
     assert_eq!(
         waiting.text,
@@ -54,9 +54,9 @@ async fn one_label_after_the_other() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     // The first one ends, and its driver takes its time.
     outside.will("NodeUnpublishVolume", Does::Hang);
-    manager.end(&uid("a"));
+    manager.remove_pod(&uid("a"));
     want(&manager, "b", "s0:c3").await;
-    let there = manager.mounted(&uid("b"), LONG).await.unwrap();
+    let there = manager.wait_for_attach_and_mount(&uid("b"), LONG).await.unwrap();
     assert!(!there["data"].relabel);
     assert_eq!(
         outside.events(),
@@ -70,9 +70,9 @@ async fn one_label_after_the_other() {
     assert_eq!(std::mem::take(&mut *lock(&outside.flags)), flags("u:r:t:s0:c3"));
     assert!(manager.why(&uid("b")).is_empty());
     // Another pod with the same label needs no other stage.
-    manager.end(&uid("b"));
+    manager.remove_pod(&uid("b"));
     want(&manager, "c", "s0:c3").await;
-    manager.mounted(&uid("c"), LONG).await.unwrap();
+    manager.wait_for_attach_and_mount(&uid("c"), LONG).await.unwrap();
     assert_eq!(outside.log().iter().filter(|line| *line == "NodeStageVolume").count(), 2);
 }
 
@@ -81,13 +81,13 @@ async fn without_a_label_it_is_the_runtimes() {
     let outside = on();
     let manager = outside.manager();
     mount_pod(&manager, "a").await;
-    let there = manager.mounted(&uid("a"), LONG).await.unwrap();
+    let there = manager.wait_for_attach_and_mount(&uid("a"), LONG).await.unwrap();
     assert!(there["data"].relabel);
     assert_eq!(*lock(&outside.flags), ["stage ", "publish "]);
     // Where SELinux is off nothing is looked at.
     let outside = Outside::new();
     let manager = outside.manager();
     want(&manager, "a", "s0:c1").await;
-    manager.mounted(&uid("a"), LONG).await.unwrap();
+    manager.wait_for_attach_and_mount(&uid("a"), LONG).await.unwrap();
     assert_eq!(*lock(&outside.flags), ["stage ", "publish "]);
 }

@@ -1,15 +1,16 @@
 //! The manager with a driver and a kubelet-volnetd that misbehave as told; the time is virtual.
 
 use std::collections::{HashMap, VecDeque};
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bulkhead_csi::v1 as csi;
 use bulkhead_ipc::common::{DestructiveGuard, FlexCapabilities};
 use bulkhead_ipc::syncd::ClaimStatus;
 use bulkhead_ipc::volnetd as api;
-use futures_util::FutureExt as _;
 use futures_util::stream::BoxStream;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Secret};
+use futures_util::{FutureExt as _, StreamExt as _};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Secret};
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use kubelet_edges::csi::CsiError;
 use kubelet_edges::volnetd::VolnetdError;
@@ -24,6 +25,7 @@ use crate::metrics::OperationMetrics;
 use crate::ports::{Answer, ClaimWriter, ClusterReader, Drivers, Read, Reply, VolumeVerbs};
 use crate::selinux::SeLinuxMount;
 use crate::spec::CsiSource;
+use crate::waiting::Root;
 
 #[path = "manager_expand_tests.rs"]
 mod expansion;
@@ -556,13 +558,13 @@ fn pod_of(uid: &str, claim: &str) -> Arc<Pod> {
 const LONG: Duration = Duration::from_secs(1000);
 
 async fn begin(manager: &VolumeManager, name: &str) {
-    manager.want(&uid(name), &pod_of(name, "c")).await;
+    manager.add_pod(&uid(name), &pod_of(name, "c")).await;
     manager.folders_ready(&uid(name));
 }
 
 async fn mount_pod(manager: &VolumeManager, name: &str) {
     begin(manager, name).await;
-    let found = manager.mounted(&uid(name), LONG).await.unwrap();
+    let found = manager.wait_for_attach_and_mount(&uid(name), LONG).await.unwrap();
     assert_eq!(found["data"].host_path, PathBuf::from("/target"));
 }
 
@@ -587,11 +589,11 @@ async fn a_volume_comes_and_goes() {
     assert_eq!(outside.log()[7..], ["NodeGetCapabilities", "PreparePublish", "NodePublishVolume", "CommitPublish"]);
     let mut in_use = manager.in_use();
     assert_eq!(*in_use.borrow_and_update(), InUse { names: vec![UNIQUE.into()], complete: true });
-    manager.end(&uid("a"));
-    manager.unmounted(&uid("a"), LONG).await.unwrap();
+    manager.remove_pod(&uid("a"));
+    manager.wait_for_unmount(&uid("a"), LONG).await.unwrap();
     assert_eq!(outside.log()[11..], ["BeginUnpublish", "NodeUnpublishVolume", "EndPublish"]);
-    manager.end(&uid("b"));
-    manager.unmounted(&uid("b"), LONG).await.unwrap();
+    manager.remove_pod(&uid("b"));
+    manager.wait_for_unmount(&uid("b"), LONG).await.unwrap();
     in_use.wait_for(|in_use| in_use.names.is_empty()).await.unwrap();
     assert_eq!(outside.log()[17..], ["NodeGetCapabilities", "BeginUnstage", "NodeUnstageVolume", "EndStage"]);
     assert!(lock(&outside.staged).is_empty() && lock(&outside.published).is_empty());
@@ -604,7 +606,7 @@ async fn the_attach_is_awaited_by_event() {
     let attached = outside.node.send_replace(None);
     let manager = outside.manager();
     begin(&manager, "a").await;
-    let waiting = manager.mounted(&uid("a"), Duration::from_secs(123)).await.unwrap_err();
+    let waiting = manager.wait_for_attach_and_mount(&uid("a"), Duration::from_secs(123)).await.unwrap_err();
     assert_eq!(
         waiting.text,
         "unmounted volumes=[data], unattached volumes=[data], failed to process volumes=[]: context deadline exceeded"
@@ -613,7 +615,7 @@ async fn the_attach_is_awaited_by_event() {
     assert_eq!(*manager.in_use().borrow(), InUse { names: vec![UNIQUE.into()], complete: false });
     let before = Instant::now();
     outside.node.send_replace(attached);
-    manager.mounted(&uid("a"), LONG).await.unwrap();
+    manager.wait_for_attach_and_mount(&uid("a"), LONG).await.unwrap();
     assert_eq!(before.elapsed(), Duration::ZERO);
 }
 
@@ -624,10 +626,10 @@ async fn what_needs_no_attach_after_all_is_mounted_at_once() {
     outside.node.send_modify(|node| *node = Some(Arc::default()));
     let manager = outside.manager();
     begin(&manager, "a").await;
-    manager.mounted(&uid("a"), Duration::from_secs(1)).await.unwrap_err();
+    manager.wait_for_attach_and_mount(&uid("a"), Duration::from_secs(1)).await.unwrap_err();
     let before = Instant::now();
     outside.attached.send_replace(false);
-    manager.mounted(&uid("a"), LONG).await.unwrap();
+    manager.wait_for_attach_and_mount(&uid("a"), LONG).await.unwrap();
     assert_eq!(before.elapsed(), Duration::ZERO);
     assert!(manager.in_use().borrow().names.is_empty());
 }
@@ -636,8 +638,8 @@ async fn what_needs_no_attach_after_all_is_mounted_at_once() {
 async fn a_claim_that_is_not_bound_is_said_at_once() {
     let outside = Outside::new();
     let manager = outside.manager();
-    manager.want(&uid("a"), &pod_of("a", "unbound")).await;
-    let waiting = manager.mounted(&uid("a"), LONG).await.unwrap_err();
+    manager.add_pod(&uid("a"), &pod_of("a", "unbound")).await;
+    let waiting = manager.wait_for_attach_and_mount(&uid("a"), LONG).await.unwrap_err();
     assert_eq!(
         waiting.text,
         "unmounted volumes=[data], unattached volumes=[], failed to process volumes=[data]: error processing PVC \
@@ -687,8 +689,8 @@ async fn what_is_uncertain_is_taken_back_with_its_pod() {
         let manager = outside.manager();
         begin(&manager, "a").await;
         tokio::time::sleep(Duration::from_secs(1)).await;
-        manager.end(&uid("a"));
-        manager.unmounted(&uid("a"), LONG).await.unwrap();
+        manager.remove_pod(&uid("a"));
+        manager.wait_for_unmount(&uid("a"), LONG).await.unwrap();
         manager.in_use().wait_for(|in_use| in_use.names.is_empty()).await.unwrap();
         let log = outside.log();
         assert!(log.contains(&opposite.to_owned()), "{call}: {log:?}");
@@ -726,10 +728,10 @@ async fn a_pod_that_has_ended_before_its_volumes_are_listed() {
     lock(&outside.log).clear();
     outside.epoch.send_replace(0);
     let manager = outside.manager();
-    manager.end(&uid("a"));
+    manager.remove_pod(&uid("a"));
     tokio::time::sleep(Duration::from_millis(100)).await;
     outside.epoch.send_replace(1);
-    manager.unmounted(&uid("a"), Duration::from_secs(10)).await.unwrap();
+    manager.wait_for_unmount(&uid("a"), Duration::from_secs(10)).await.unwrap();
     assert!(outside.log().contains(&"NodeUnpublishVolume".to_owned()), "{:?}", outside.log());
 }
 
@@ -756,15 +758,15 @@ async fn unpublish_and_unstage_are_repeated_until_they_are_done() {
         outside.will("NodeUnpublishVolume", does.clone());
         outside.will("NodeUnstageVolume", does);
     }
-    manager.end(&uid("a"));
-    let left = manager.unmounted(&uid("a"), Duration::from_millis(100)).await.unwrap_err();
+    manager.remove_pod(&uid("a"));
+    let left = manager.wait_for_unmount(&uid("a"), Duration::from_millis(100)).await.unwrap_err();
     assert_eq!(
-        left,
+        left.to_string(),
         "UnmountVolume.TearDown failed for volume \"pv\" : kubernetes.io/csi: Unmounter.TearDownAt failed to get CSI \
          client: driver name d not found in the list of registered CSI drivers"
     );
     assert_eq!(manager.in_use().borrow().names, [UNIQUE]);
-    manager.unmounted(&uid("a"), LONG).await.unwrap();
+    manager.wait_for_unmount(&uid("a"), LONG).await.unwrap();
     assert_eq!(manager.in_use().borrow().names, [UNIQUE], "it is staged still");
     manager.in_use().wait_for(|in_use| in_use.names.is_empty()).await.unwrap();
     let count = |call: &str| outside.log().iter().filter(|line| *line == call).count();
@@ -785,7 +787,7 @@ async fn a_driver_that_registers_is_called_at_once() {
     );
     let began = Instant::now();
     outside.registered.send_modify(|count| *count += 1);
-    manager.mounted(&uid("a"), LONG).await.unwrap();
+    manager.wait_for_attach_and_mount(&uid("a"), LONG).await.unwrap();
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
 }
 
@@ -810,16 +812,16 @@ async fn a_driver_that_wants_it_is_called_with_every_sync() {
     mount_pod(&manager, "a").await;
     lock(&outside.log).clear();
     outside.will("NodePublishVolume", Does::Fail(Status::internal("no")));
-    manager.want(&uid("a"), &pod_of("a", "c")).await;
+    manager.add_pod(&uid("a"), &pod_of("a", "c")).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     // It fails, the pod keeps what it has, and the driver is called again after the back-off.
     let called = ["NodeGetCapabilities", "PreparePublish", "NodePublishVolume"];
     assert_eq!(outside.log()[..3], called);
     assert_eq!(outside.log()[3..6], called);
     assert_eq!(outside.log()[6..], ["CommitPublish"]);
-    manager.mounted(&uid("a"), Duration::ZERO).await.unwrap();
+    manager.wait_for_attach_and_mount(&uid("a"), Duration::ZERO).await.unwrap();
     lock(&outside.log).clear();
-    manager.want(&uid("a"), &pod_of("a", "c")).await;
+    manager.add_pod(&uid("a"), &pod_of("a", "c")).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(outside.log()[..3], called);
     assert_eq!(outside.log()[3..], ["CommitPublish"], "once a sync, where it succeeds");
@@ -836,15 +838,15 @@ async fn an_export_is_mounted_in_each_life_of_a_static_pod() {
         "volumes": [{"name": "data", "nfs": {"server": "10.0.0.1", "path": "/p", "readOnly": true}}]}});
     let pod: Arc<Pod> = Arc::new(serde_json::from_value(pod).unwrap());
     for life in 1..=2 {
-        manager.want(&uid("a"), &pod).await;
+        manager.add_pod(&uid("a"), &pod).await;
         manager.folders_ready(&uid("a"));
-        let found = manager.mounted(&uid("a"), LONG).await.unwrap();
+        let found = manager.wait_for_attach_and_mount(&uid("a"), LONG).await.unwrap();
         let (path, root) = (found["data"].host_path.clone(), found["data"].root.clone());
         assert_eq!((path, root, found["data"].read_only), (PathBuf::from("/nfs"), Root::Nfs, true));
         assert_eq!(outside.log(), vec!["SetUpNfs data 10.0.0.1:/p [\"10.0.0.1\"] [] true"; life]);
         assert_eq!(manager.statistics().all().collect::<Vec<_>>().await[0].folder, "/nfs");
-        manager.end(&uid("a"));
-        manager.unmounted(&uid("a"), LONG).await.unwrap();
+        manager.remove_pod(&uid("a"));
+        manager.wait_for_unmount(&uid("a"), LONG).await.unwrap();
         assert!(manager.counts().1.values().all(|count| *count == 0));
     }
     assert!(outside.events().is_empty() && manager.in_use().borrow().names.is_empty());
@@ -866,9 +868,9 @@ async fn a_disk_is_detached_after_its_last_pod() {
         "volumesAttached": [{"name": DISK, "devicePath": ""}]}});
     outside.node.send_replace(Some(Arc::new(serde_json::from_value(node).unwrap())));
     let manager = outside.manager();
-    manager.want(&uid("a"), &pod_with_disk("a")).await;
+    manager.add_pod(&uid("a"), &pod_with_disk("a")).await;
     manager.folders_ready(&uid("a"));
-    let found = manager.mounted(&uid("a"), LONG).await.unwrap();
+    let found = manager.wait_for_attach_and_mount(&uid("a"), LONG).await.unwrap();
     assert_eq!((&found["data"].root, &found["data"].host_path), (&Root::Fc, &PathBuf::from("/fc")));
     assert_eq!(outside.log(), ["SetUpFc data 50-51-lun-1 xfs false"]);
     let mut in_use = manager.in_use();
@@ -876,10 +878,10 @@ async fn a_disk_is_detached_after_its_last_pod() {
     in_use.wait_for(|in_use| *in_use == listed).await.unwrap();
     // kubelet-volnetd starts again: the disk is found, and set up for whom it is.
     outside.epoch.send_replace(2);
-    manager.mounted(&uid("a"), LONG).await.unwrap();
+    manager.wait_for_attach_and_mount(&uid("a"), LONG).await.unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
-    manager.end(&uid("a"));
-    manager.unmounted(&uid("a"), LONG).await.unwrap();
+    manager.remove_pod(&uid("a"));
+    manager.wait_for_unmount(&uid("a"), LONG).await.unwrap();
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!(*in_use.borrow_and_update(), listed);
     manager.torn_down(&uid("a"));
@@ -899,13 +901,13 @@ async fn a_disk_is_detached_after_its_last_pod() {
 async fn a_node_that_attaches_by_itself() {
     let outside = Outside::new();
     let manager = outside.manager_with(false);
-    manager.want(&uid("a"), &pod_with_disk("a")).await;
+    manager.add_pod(&uid("a"), &pod_with_disk("a")).await;
     manager.folders_ready(&uid("a"));
-    manager.mounted(&uid("a"), LONG).await.unwrap();
+    manager.wait_for_attach_and_mount(&uid("a"), LONG).await.unwrap();
     assert_eq!(outside.events(), ["SuccessfulAttachVolume AttachVolume.Attach succeeded for volume \"data\" "]);
     lock(&outside.events).clear();
     begin(&manager, "b").await;
-    let waiting = manager.mounted(&uid("b"), Duration::from_secs(2)).await.unwrap_err();
+    let waiting = manager.wait_for_attach_and_mount(&uid("b"), Duration::from_secs(2)).await.unwrap_err();
     let refused = "AttachVolume.Attach failed for volume \"pv\" : attaching volumes from the kubelet is not supported";
     let text =
         "unmounted volumes=[data], unattached volumes=[data], failed to process volumes=[]: context deadline exceeded";
@@ -921,9 +923,9 @@ async fn a_group_that_takes_long_is_said() {
     let manager = outside.manager();
     let mut pod = (*pod_of("a", "c")).clone();
     pod.spec.as_mut().unwrap().security_context = Some(serde_json::from_value(json!({"fsGroup": 100})).unwrap());
-    manager.want(&uid("a"), &Arc::new(pod)).await;
+    manager.add_pod(&uid("a"), &Arc::new(pod)).await;
     manager.folders_ready(&uid("a"));
-    manager.mounted(&uid("a"), LONG).await.unwrap();
+    manager.wait_for_attach_and_mount(&uid("a"), LONG).await.unwrap();
     // After 30 s and 90 s of 100.
     let says = "VolumePermissionChangeInProgress Setting volume ownership for a/volumes/kubernetes.io~csi/pv/mount is taking longer \
                 than expected, consider using OnRootMismatch - https://kubernetes.io/docs/tasks/configure-pod-container/security-context/#configure-volume-permission-and-ownership-change-policy-for-pods";

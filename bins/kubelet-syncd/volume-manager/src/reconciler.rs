@@ -4,6 +4,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use bulkhead_types::PodUid;
+use k8s_openapi::api::core::v1::Node;
 use tokio::time::Instant;
 
 use crate::actual_state::{ActualState, ActualVolume, Expansion, Nameless, Presence};
@@ -34,6 +35,17 @@ pub struct NodeVolumes {
 }
 
 impl NodeVolumes {
+    /// What the Node's status says.
+    pub fn of(node: &Node) -> Self {
+        let status = node.status.as_ref();
+        NodeVolumes {
+            known: true,
+            in_use: status.iter().flat_map(|s| s.volumes_in_use.iter().flatten().cloned()).collect(),
+            attached: status.iter().flat_map(|s| s.volumes_attached.iter().flatten().map(|v| v.name.clone())).collect(),
+            ..NodeVolumes::default()
+        }
+    }
+
     /// The Node as it was seen next.
     #[must_use]
     pub fn followed_by(&self, mut seen: NodeVolumes) -> NodeVolumes {
@@ -116,6 +128,17 @@ pub enum Action {
 }
 
 impl Action {
+    /// The volume that it is about, and the pod that it is for.
+    pub fn key(&self) -> (&UniqueName, Option<&PodUid>) {
+        match self {
+            Action::Attach { volume, pod }
+            | Action::Mount { volume, pod }
+            | Action::Unmount { volume, pod }
+            | Action::Expand { volume, pod } => (volume, Some(pod)),
+            Action::Unstage { volume } | Action::Forget { volume } => (volume, None),
+        }
+    }
+
     /// As what it waits after a failure.
     pub fn kind(&self) -> Kind {
         match self {

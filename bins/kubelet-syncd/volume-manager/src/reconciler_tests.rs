@@ -59,7 +59,6 @@ fn found(staged: Presence, pods: &[(&str, Presence)]) -> ActualVolume {
         host_path: if presence == Presence::Yes { "/h".into() } else { String::new() },
         spec_name: String::new(),
         target_path: String::new(),
-        single_pod: false,
         unreadable: false,
         relabel: false,
         found: false,

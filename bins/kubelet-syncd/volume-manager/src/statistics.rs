@@ -108,11 +108,11 @@ impl Statistics {
     }
 
     fn questions(&self) -> Vec<Question> {
-        let world = self.context.world();
+        let state = self.context.state();
         let mut questions = Vec::new();
-        for (uid, pod) in &world.desired.pods {
+        for (uid, pod) in &state.desired.pods {
             for (unique, wanted) in &pod.volumes {
-                let Some(there) = world.actual.published(unique, uid).filter(|p| p.presence == Presence::Yes) else {
+                let Some(there) = state.actual.published(unique, uid).filter(|p| p.presence == Presence::Yes) else {
                     continue;
                 };
                 let claim = wanted.spec.claim.as_ref();
@@ -204,7 +204,7 @@ impl Statistics {
 
 impl Statistics {
     fn say_abnormal(&self, answer: &VolumeUsage, message: &str) {
-        let pod = self.context.world().desired.pods.get(&answer.pod).map(|pod| pod.facts.clone());
+        let pod = self.context.state().desired.pods.get(&answer.pod).map(|pod| pod.facts.clone());
         let Some(pod) = pod else { return };
         let message = format!("Volume {}: {message}", answer.volume);
         self.context.event(&pod, EventType::Warning, "VolumeConditionAbnormal", message);
@@ -286,7 +286,6 @@ mod tests {
             spec_name: String::new(),
             host_path: String::new(),
             target_path: target.to_owned(),
-            single_pod: false,
             unreadable: false,
             relabel: false,
             found: false,

@@ -270,9 +270,9 @@ pub(super) const MUTANTS: [Mutant; 48] = [
         name: "asks-at-once",
         mistake: "what kubelet-volnetd of the version before cannot list is asked for again without a pause",
         only: Some(Family::Pods),
-        file: "bins/kubelet-syncd/volume-manager/src/manager.rs",
+        file: "bins/kubelet-syncd/volume-manager/src/followers.rs",
         from: "let _ = tokio::time::timeout(LIST_AGAIN, epoch.changed()).await;",
-        to: "if !MUTANT {\n                            let _ = tokio::time::timeout(LIST_AGAIN, epoch.changed()).await;\n                        }",
+        to: "if !MUTANT {\n                    let _ = tokio::time::timeout(LIST_AGAIN, epoch.changed()).await;\n                }",
     },
     Mutant {
         name: "killed-is-error",

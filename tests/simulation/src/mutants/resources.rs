@@ -48,9 +48,9 @@ pub(super) const MUTANTS: [Mutant; 71] = [
         name: "early-report",
         mistake: "volumesInUse shrinks before it is known what is there",
         only: Some(Family::Volumes),
-        file: "bins/kubelet-syncd/volume-manager/src/manager.rs",
-        from: "let in_use = InUse { names, complete: known && sources_ready && world.node.known };",
-        to: "let in_use = InUse { names, complete: MUTANT || known && sources_ready && world.node.known };",
+        file: "bins/kubelet-syncd/volume-manager/src/reconcile_loop.rs",
+        from: "let in_use = InUse { names, complete: known && sources_ready && state.node.known };",
+        to: "let in_use = InUse { names, complete: MUTANT || known && sources_ready && state.node.known };",
     },
     Mutant {
         name: "no-intent",

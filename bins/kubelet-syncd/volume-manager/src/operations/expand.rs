@@ -327,8 +327,8 @@ impl Expand<'_> {
     /// The driver's answer; or why there is no secret to ask it with.
     async fn call(&self, source: &CsiSource, can: Capabilities, bytes: i64) -> Result<Result<(), CsiError>, Failure> {
         let (path, staging_path) = {
-            let world = self.context.world();
-            let volume = world.actual.volumes.get(self.volume);
+            let state = self.context.state();
+            let volume = state.actual.volumes.get(self.volume);
             let staging = volume.map(|volume| volume.staging_path.clone()).unwrap_or_default();
             let target = volume.and_then(|volume| volume.pods.get(self.uid)).map(|p| p.target_path.clone());
             (target.unwrap_or_default(), staging)
@@ -401,7 +401,7 @@ impl Expand<'_> {
     }
 
     fn note<T>(&self, write: impl FnOnce(&mut ActualVolume) -> T) -> Option<T> {
-        self.context.world().actual.volumes.get_mut(self.volume).map(write)
+        self.context.state().actual.volumes.get_mut(self.volume).map(write)
     }
 }
 

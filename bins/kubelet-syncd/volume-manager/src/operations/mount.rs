@@ -194,7 +194,7 @@ impl Mount<'_> {
 
     /// A volume of ReadWriteOncePod is one pod's.
     fn one_of_its_pods(&self) -> Result<(), Failure> {
-        if self.spec.is_single_pod() && self.context.world().actual.is_used_by_another(self.volume, self.uid) {
+        if self.spec.is_single_pod() && self.context.state().actual.is_used_by_another(self.volume, self.uid) {
             let phase = if self.spec.block { Phase::Device } else { Phase::SetUp };
             return Err(Failure::new(phase, IN_USE));
         }
@@ -259,8 +259,8 @@ impl Mount<'_> {
     }
 
     fn before(&self) -> Before {
-        let world = self.context.world();
-        let volume = world.actual.volumes.get(self.volume);
+        let state = self.context.state();
+        let volume = state.actual.volumes.get(self.volume);
         Before {
             staged: volume.map(|volume| volume.staged).unwrap_or_default(),
             published: volume.and_then(|v| v.pods.get(self.uid)).map(|pod| pod.presence).unwrap_or_default(),
@@ -270,8 +270,8 @@ impl Mount<'_> {
     /// The kernel still lists what was found, but it may be dead (a driver's process that served it has gone): whoever made it makes it
     /// again, as upstream has it done with all that it finds.
     fn doubt(&self) {
-        let mut world = self.context.world();
-        let Some(volume) = world.actual.volumes.get_mut(self.volume) else { return };
+        let mut state = self.context.state();
+        let Some(volume) = state.actual.volumes.get_mut(self.volume) else { return };
         if volume.staged == Presence::Yes {
             volume.staged = Presence::Uncertain;
         }
@@ -281,8 +281,8 @@ impl Mount<'_> {
     }
 
     fn staging_path(&self) -> String {
-        let world = self.context.world();
-        world.actual.volumes.get(self.volume).map(|volume| volume.staging_path.clone()).unwrap_or_default()
+        let state = self.context.state();
+        state.actual.volumes.get(self.volume).map(|volume| volume.staging_path.clone()).unwrap_or_default()
     }
 
     /// What the controller's part has told for the node's, of the VolumeAttachment; one question.
@@ -315,8 +315,8 @@ impl Mount<'_> {
 
     /// Writes of the actual state, under the lock.
     fn note<T>(&self, source: &CsiSource, write: impl FnOnce(&mut ActualVolume) -> T) -> T {
-        let mut world = self.context.world();
-        let volume = world.actual.volumes.entry(self.volume.clone()).or_insert_with(|| ActualVolume {
+        let mut state = self.context.state();
+        let volume = state.actual.volumes.entry(self.volume.clone()).or_insert_with(|| ActualVolume {
             device: Some(self.device(source)),
             disk: None,
             plugin: self.spec.plugin(),
@@ -362,7 +362,7 @@ impl Mount<'_> {
             volume.staged = Presence::Uncertain;
             volume.staging_path.clone_from(&path);
         });
-        self.context.world().actual.is_named(self.volume, &self.device(source), None);
+        self.context.state().actual.is_named(self.volume, &self.device(source), None);
         if can.stage {
             let group = self.pod.fs_group;
             let mut request =
@@ -410,7 +410,7 @@ impl Mount<'_> {
         before: Before,
     ) -> Result<(), Failure> {
         let (phase, ports) = (Phase::SetUp, &self.context.ports);
-        if self.context.world().desired.volume(self.uid, self.volume).is_none() {
+        if self.context.state().desired.volume(self.uid, self.volume).is_none() {
             // Its pod has ended meanwhile.
             return Ok(());
         }
@@ -442,7 +442,7 @@ impl Mount<'_> {
             self.note_published(source, Presence::Uncertain, String::new(), &target_path, false);
             self.note(source, |volume| volume.expansion = Expansion::Possible);
         }
-        self.context.world().actual.is_named(self.volume, &self.device(source), Some(self.uid));
+        self.context.state().actual.is_named(self.volume, &self.device(source), Some(self.uid));
         let mount_group = self.pod.fs_group;
         let label = self.label.clone();
         let publication = Publication { staging_path, target_path, publish_context, mount_group, label, extra_context };
@@ -482,7 +482,7 @@ impl Mount<'_> {
         target_path: &str,
         relabel: bool,
     ) {
-        let (single_pod, spec_name) = (self.spec.is_single_pod(), self.spec.name.clone());
+        let spec_name = self.spec.name.clone();
         self.note(source, |volume| {
             let target_path = match volume.pods.get(self.uid) {
                 Some(known) if target_path.is_empty() => known.target_path.clone(),
@@ -490,8 +490,7 @@ impl Mount<'_> {
             };
             let found = presence != Presence::Yes && volume.pods.get(self.uid).is_some_and(|known| known.found);
             let unreadable = false;
-            let published =
-                Published { presence, host_path, spec_name, target_path, single_pod, unreadable, relabel, found };
+            let published = Published { presence, host_path, spec_name, target_path, unreadable, relabel, found };
             volume.pods.insert(self.uid.clone(), published);
         });
     }
@@ -582,8 +581,8 @@ impl Mount<'_> {
 
     /// A disk may be attached now, whatever came of the rest: it is to be detached.
     fn attempted(&self) {
-        let mut world = self.context.world();
-        let volume = world.actual.volumes.entry(self.volume.clone()).or_insert_with(|| self.of_no_driver());
+        let mut state = self.context.state();
+        let volume = state.actual.volumes.entry(self.volume.clone()).or_insert_with(|| self.of_no_driver());
         if volume.staged == Presence::No {
             volume.staged = Presence::Uncertain;
         }
@@ -597,18 +596,17 @@ impl Mount<'_> {
 
     /// The same of one that no CSI driver has made.
     fn mounted_as(&self, presence: Presence, host_path: String, relabel: bool) {
-        let mut world = self.context.world();
-        let volume = world.actual.volumes.entry(self.volume.clone()).or_insert_with(|| self.of_no_driver());
+        let mut state = self.context.state();
+        let volume = state.actual.volumes.entry(self.volume.clone()).or_insert_with(|| self.of_no_driver());
         if volume.disk.is_some() {
             (volume.staged, volume.attachable) = (Presence::Yes, Some(self.attachable));
         }
-        let (single_pod, spec_name) = (self.spec.is_single_pod(), self.spec.name.clone());
+        let spec_name = self.spec.name.clone();
         let published = Published {
             presence,
             host_path,
             spec_name,
             target_path: String::new(),
-            single_pod,
             unreadable: false,
             relabel,
             found: false,

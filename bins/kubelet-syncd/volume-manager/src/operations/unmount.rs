@@ -17,8 +17,8 @@ use crate::spec::UniqueName;
 pub async fn unmount(context: &Context, name: &UniqueName, uid: &PodUid) -> Result<(), Failure> {
     let phase = Phase::TearDown;
     let known = {
-        let world = context.world();
-        world.actual.volumes.get(name).and_then(|volume| Some((volume.device.clone()?, volume.pods.get(uid)?.clone())))
+        let state = context.state();
+        state.actual.volumes.get(name).and_then(|volume| Some((volume.device.clone()?, volume.pods.get(uid)?.clone())))
     };
     let Some((mut device, published)) = known else { return Ok(()) };
     device.spec_name.clone_from(&published.spec_name);
@@ -67,7 +67,7 @@ async fn unstage_nameless(context: &Context, name: &UniqueName, volume: &ActualV
     let guard = Some(verbs.guard("end_stage").map_err(failed)?);
     let request = api::EndStageRequest { device: volume.device.clone(), guard, folder };
     verbs.end_stage(request).await.map_err(failed)?;
-    context.world().actual.volumes.remove(name);
+    context.state().actual.volumes.remove(name);
     tracing::info!(volume = %name, "cleaned up a volume that could not be reconstructed");
     Ok(())
 }
@@ -78,17 +78,17 @@ async fn unstage_nameless(context: &Context, name: &UniqueName, volume: &ActualV
 /// See [`Failure`]; the volume is still there, or may be.
 pub async fn unstage(context: &Context, name: &UniqueName) -> Result<(), Failure> {
     let phase = Phase::UnmountDevice;
-    let disk = context.world().actual.volumes.get(name).and_then(|volume| volume.disk.clone());
+    let disk = context.state().actual.volumes.get(name).and_then(|volume| volume.disk.clone());
     if let Some(place) = disk {
         return end_disk(context, name, place).await;
     }
     let known = {
-        let world = context.world();
-        world.actual.volumes.get(name).and_then(|volume| Some((volume.device.clone()?, volume.staging_path.clone())))
+        let state = context.state();
+        state.actual.volumes.get(name).and_then(|volume| Some((volume.device.clone()?, volume.staging_path.clone())))
     };
     let Some((device, staging_target_path)) = known else { return Ok(()) };
     if device.volume_handle.is_empty() {
-        let volume = context.world().actual.volumes.get(name).cloned();
+        let volume = context.state().actual.volumes.get(name).cloned();
         let Some(volume) = volume else { return Ok(()) };
         return unstage_nameless(context, name, &volume).await;
     }
@@ -110,7 +110,7 @@ pub async fn unstage(context: &Context, name: &UniqueName) -> Result<(), Failure
     }
     let end = request("end_stage").map_err(failed)?;
     verbs.end_stage(end).await.map_err(failed)?;
-    context.world().actual.volumes.remove(name);
+    context.state().actual.volumes.remove(name);
     tracing::info!(volume = %name, "UnmountDevice succeeded");
     Ok(())
 }
@@ -121,13 +121,13 @@ async fn end_disk(context: &Context, name: &UniqueName, place: api::DiskPlace) -
     let verbs = &context.ports.verbs;
     let guard = Some(verbs.guard("end_disk").map_err(failed)?);
     verbs.end_disk(api::EndDiskRequest { place: Some(place), guard }).await.map_err(failed)?;
-    context.world().actual.volumes.remove(name);
+    context.state().actual.volumes.remove(name);
     tracing::info!(volume = %name, "UnmountDevice succeeded");
     Ok(())
 }
 
 fn note(context: &Context, name: &UniqueName, write: impl FnOnce(&mut ActualVolume)) {
-    if let Some(volume) = context.world().actual.volumes.get_mut(name) {
+    if let Some(volume) = context.state().actual.volumes.get_mut(name) {
         write(volume);
     }
 }
