@@ -245,7 +245,8 @@ TRY 1 TRMNTG [> 61.000s] (───) bulkhead-tests::cluster cluster_life::slow
         let retried = outcome.retried();
         assert_eq!(retried.len(), 1, "who failed in every try needed no retry, it failed: {retried:?}");
         assert_eq!(retried["bulkhead-tests::cluster cluster_life::flaky"], ["pod a is ready: not within  s"]);
-        assert_eq!(Vec::from_iter(outcome.failed()), ["bulkhead-tests::cluster cluster_life::slow", "d panics"]);
+        let failed: Vec<String> = outcome.failed().into_iter().collect();
+        assert_eq!(failed, ["bulkhead-tests::cluster cluster_life::slow", "d panics"]);
     }
 
     #[test]

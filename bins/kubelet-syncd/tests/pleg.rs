@@ -194,7 +194,7 @@ async fn events_of_containerd_reach_pleg_also_over_its_restart() {
     // A pod that appears, and a container that ends by itself.
     let pod = Pod::start(&client, &lab, "one").await;
     events.wait(&pod.uid, ContainerStarted, &pod.sandbox).await;
-    let mut late = Vec::new();
+    let (before_ends, mut late) = (pleg.stats(), Vec::new());
     for (n, code) in [7, 0, 137, 143, 7].into_iter().enumerate() {
         let id = pod.run(&format!("short{n}"), &format!("sleep 0.2; exit {code}")).await;
         events.wait(&pod.uid, ContainerDied, &id).await;
@@ -213,18 +213,23 @@ async fn events_of_containerd_reach_pleg_also_over_its_restart() {
     }
     late.sort();
     println!("exit to event: {late:?}");
-    assert!(late[2] <= Duration::from_millis(50), "container exits are known too late: {late:?}");
+    // How late depends on what else the machine does; that no list was needed for it does not.
+    let stats = pleg.stats();
+    assert!(stats.runtime_events >= before_ends.runtime_events + 5 && stats.events_missed == 0, "{stats:?}");
 
     // Execs are nobody's business.
-    until("all is looked at", || pleg.stats().source.is_some()).await;
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    let inspections = pleg.stats().inspections;
+    until("the lists are over that follow the opening of the stream", || pleg.stats().relists >= 2).await;
+    let moment = Instant::now();
     for _ in 0..3 {
         let request = v1::ExecSyncRequest { container_id: early.clone(), cmd: vec!["true".into()], timeout: 5 };
         assert_eq!(client.exec_sync(request).await.unwrap().exit_code, 0);
     }
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    assert_eq!(pleg.stats().inspections, inspections);
+    // What was told of them has been read when this is known.
+    let later = pod.run("later", "exit 0").await;
+    events.wait(&pod.uid, ContainerDied, &later).await;
+    pod.remove_container(&later).await;
+    events.wait(&pod.uid, ContainerRemoved, &later).await;
+    assert!(!cache.is_since(&before.uid, moment), "somebody has looked at the pod of the commands");
 
     // Fresh on demand, of what was made by whoever says so.
     let making = pleg.making(&pod.uid);

@@ -22,7 +22,7 @@ pub(super) fn is_certain(before: Option<&[Shown]>, now: &[Shown]) -> bool {
 
 /// Each wrong fact by its process, with what the map says: some facts are there several times.
 fn wrong(all: &[Shown]) -> BTreeSet<(&'static str, Option<u32>, &str, &str)> {
-    let of = |process: &'_ Shown| (process.process, process.pid);
+    let of = |process: &Shown| (process.process, process.pid);
     all.iter()
         .flat_map(|process| process.facts.iter().map(move |fact| (of(process), fact)))
         .filter(|(_, fact)| matches!(fact.verdict, Comparison::Differs | Comparison::Unknown))
