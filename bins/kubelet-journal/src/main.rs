@@ -19,6 +19,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use answer::{JOURNALCTL, answer};
+use bulkhead_daemon::Passed;
 use bulkhead_daemon::privileges::{self, Program};
 use bulkhead_helper::{Door, Limits, serve};
 
@@ -40,7 +41,7 @@ fn main() -> ExitCode {
 fn run() -> Result<(), Box<dyn std::error::Error>> {
     privileges::hide_memory()?;
     let mut passed: BTreeMap<String, OwnedFd> = bulkhead_sys::listen_fds::take()?.into_iter().collect();
-    let (questions, listener) = (passed.remove("questions"), passed.remove("journal"));
+    let (questions, listener) = (passed.remove(Passed::Questions.name()), passed.remove(Passed::Journal.name()));
     for left_out in privileges::apply(Program::Journal, None)?.landlock_left_out {
         // /var/log/journal and the like: journalctl does without as well.
         eprintln!("kubelet-journal: {left_out}");

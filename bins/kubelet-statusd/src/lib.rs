@@ -106,7 +106,7 @@ use std::time::Duration;
 use bulkhead_apiclient::ApiClient;
 use bulkhead_config::NodeConfig;
 use bulkhead_daemon::progress::LOOP_BOUND;
-use bulkhead_daemon::{Daemon, RunError, StateDir};
+use bulkhead_daemon::{Daemon, Passed, RunError, StateDir};
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::helper::Asker;
 use bulkhead_ipc::peers::{MethodRule, Role};
@@ -169,7 +169,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         peers,
         health: health.clone(),
         broker: daemon.broker.clone(),
-        journal: journal_reader(daemon.take_listener("journal"), config)?,
+        journal: journal_reader(daemon.take_passed(Passed::Journal), config)?,
         registry: daemon.registry.clone(),
         gate: https.as_ref().map(Https::gate),
         progress: daemon.progress.clone(),
@@ -222,15 +222,12 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
 /// Who reads the journal for us: the launcher's, by the socket that it passes, or the unit's, by its own, which may be made
 /// after our start and is looked for with each question. Where the configuration does not turn the log query on, nobody.
 fn journal_reader(passed: Option<OwnedFd>, config: &NodeConfig) -> std::io::Result<Asker> {
-    if passed.is_some() {
-        return Asker::new(passed);
-    }
     let kubelet = &config.kubelet;
     let wanted = kubelet.enable_system_log_query == Some(true) && kubelet.enable_debugging_handlers != Some(false);
-    if wanted {
-        return Ok(Asker::at(&config.paths.run_dir.join("kubelet-journal.sock")));
+    if passed.is_none() && !wanted {
+        return Ok(Asker::default());
     }
-    Ok(Asker::default())
+    Asker::passed_or_at(passed, &config.paths.run_dir.join("kubelet-journal.sock"))
 }
 
 /// Traces go to the collector from the start on, where the configuration names them.
@@ -243,7 +240,7 @@ fn send_traces(daemon: &Arc<Daemon>) {
             () = daemon.stop.cancelled() => {}
             ended = traces::run(&daemon.config, own, links, &daemon.registry) => {
                 if let Err(error) = ended {
-                    tracing::error!(%error, "traces are not sent");
+                    tracing::error!(%error, "failed to send traces");
                 }
             }
         }
@@ -336,7 +333,7 @@ async fn listen(
                 retry.reset();
                 serve_http(listener, surface, router.clone(), Limits::default()).await;
             }
-            Err(error) => tracing::warn!(%address, %error, "could not listen, trying again"),
+            Err(error) => tracing::warn!(%address, %error, "failed to listen, will retry"),
         }
         tokio::time::sleep(retry.pause()).await;
     }

@@ -8,9 +8,6 @@ use bulkhead_ipc::common::disk_request::Act;
 use bulkhead_ipc::common::{DiskFileSystem, DiskReply, DiskRequest, FcDisk, IscsiDisk};
 use bulkhead_ipc::helper::{AskError, Asker};
 
-/// The socket's name, among those that the launcher passes and below the folder of the sockets.
-pub const SOCKET: &str = "disks";
-
 /// Longer than kubelet-disks gives one device: a check of a large one takes long, and whoever asks again waits behind it.
 const PATIENCE: Duration = Duration::from_secs(7 * 60 * 60);
 
@@ -52,7 +49,7 @@ impl Disks {
     /// Once.
     pub fn set(&self, asker: Asker) {
         if self.0.set(asker).is_err() {
-            tracing::warn!("whom to ask about disks was known already");
+            tracing::warn!("disk helper already set");
         }
     }
 

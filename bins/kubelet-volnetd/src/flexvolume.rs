@@ -7,9 +7,6 @@ use bulkhead_ipc::common::flex_reply::Outcome;
 use bulkhead_ipc::common::{FlexReply, FlexRequest};
 use bulkhead_ipc::helper::{AskError, Asker};
 
-/// The socket's name, among those that the launcher passes.
-pub const SOCKET: &str = "flexvolume";
-
 /// Longer than kubelet-flexvolume gives one call.
 const PATIENCE: Duration = Duration::from_secs(25 * 60);
 
@@ -53,7 +50,7 @@ impl Flex {
     /// Once.
     pub fn set(&self, asker: Asker) {
         if self.0.set(asker).is_err() {
-            tracing::warn!("whom to ask about FlexVolume drivers was known already");
+            tracing::warn!("FlexVolume helper already set");
         }
     }
 

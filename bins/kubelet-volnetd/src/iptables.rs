@@ -21,9 +21,6 @@ const UNSUPPORTED_PERIOD: Duration = Duration::from_secs(600);
 /// Both families, each waiting for the lock some times.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The socket's name, among those that the launcher passes and below the folder of the sockets.
-pub const SOCKET: &str = "iptables";
-
 /// Who keeps the chains: the launcher's helper, by the socket that it passes, or the unit's, by its own. `None` where the
 /// configuration does not want them.
 ///
@@ -33,10 +30,7 @@ pub fn asker(passed: Option<OwnedFd>, config: &NodeConfig) -> std::io::Result<Op
     if config.kubelet.make_iptables_util_chains == Some(false) {
         return Ok(None);
     }
-    match passed {
-        Some(socket) => Asker::new(Some(socket)).map(Some),
-        None => Ok(Some(Asker::at(&config.paths.run_dir.join("kubelet-iptables.sock")))),
-    }
+    Asker::passed_or_at(passed, &config.paths.run_dir.join("kubelet-iptables.sock")).map(Some)
 }
 
 /// Keeps them until the machine turns out to have no iptables. `tell`: what a person should know, `None` when all is well.

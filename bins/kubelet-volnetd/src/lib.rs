@@ -110,7 +110,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bulkhead_daemon::progress::LOOP_BOUND;
-use bulkhead_daemon::{Daemon, FORK_SERVER, RunError, StateError};
+use bulkhead_daemon::{Daemon, FORK_SERVER, Passed, RunError, StateError};
 use bulkhead_ipc::helper::Asker;
 use bulkhead_ipc::limits::Gate;
 use bulkhead_ipc::peers::PeerUsers;
@@ -134,23 +134,19 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     take_up_device_plugins(&daemon, &node);
     let settings = &node.settings;
     let watches = watches(&daemon, settings);
-    let broker = daemon.take_listener("broker").ok_or("no socket named \"broker\" was passed by the supervisor")?;
+    let broker = daemon.take_passed(Passed::Broker).ok_or("no socket named \"broker\" was passed by the supervisor")?;
     // Polled with the loop that accepts, which so answers the watchdog.
     let heartbeat = daemon.progress.register("broker", LOOP_BOUND);
     let ended = async { heartbeat.rests(daemon.stop.cancelled()).await };
-    node.disks.set(match daemon.take_listener(disks::SOCKET) {
-        Some(socket) => Asker::new(Some(socket))?,
-        None => Asker::at(&daemon.config.paths.run_dir.join("kubelet-disks.sock")),
-    });
-    node.flex.set(match daemon.take_listener(flexvolume::SOCKET) {
-        Some(socket) => Asker::new(Some(socket))?,
-        None => Asker::at(&daemon.config.paths.run_dir.join("kubelet-flexvolume.sock")),
-    });
+    let run_dir = &daemon.config.paths.run_dir;
+    node.disks.set(Asker::passed_or_at(daemon.take_passed(Passed::Disks), &run_dir.join("kubelet-disks.sock"))?);
+    let flex = daemon.take_passed(Passed::Flexvolume);
+    node.flex.set(Asker::passed_or_at(flex, &run_dir.join("kubelet-flexvolume.sock"))?);
     let broker = serve_broker(node.clone(), broker, daemon.peer_users(), daemon.gate.clone(), ended);
     let audit = node.audit.clone();
     let services = service::add_to(daemon.services(), node, watches);
     daemon.set_ready().await;
-    let iptables = iptables::asker(daemon.take_listener(iptables::SOCKET), &daemon.config)?;
+    let iptables = iptables::asker(daemon.take_passed(Passed::Iptables), &daemon.config)?;
     let health = daemon.clone();
     let chains = async {
         if let Some(asker) = iptables {
@@ -166,7 +162,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
         () = workers.fork_server_gone() => Err("the process that forks workers has ended".into()),
     };
     if let Err(error) = tokio::task::spawn_blocking(move || audit.write()).await {
-        tracing::warn!(%error, "the last audit records are not written");
+        tracing::warn!(%error, "failed to write the last audit records");
     }
     ended
 }
@@ -206,7 +202,7 @@ fn watches(daemon: &Arc<Daemon>, settings: &Settings) -> watch::Watches {
         if let Some(fd) = earlier.take() {
             match Inotify::adopt(fd) {
                 Ok(instance) => return Ok(instance),
-                Err(error) => tracing::warn!(%error, "what was kept as the inotify instance is not taken up"),
+                Err(error) => tracing::warn!(%error, "failed to take up the kept inotify instance"),
             }
         }
         let instance = Inotify::new()?;

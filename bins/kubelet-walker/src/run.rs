@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use bulkhead_config::NodeConfig;
+use bulkhead_daemon::Passed;
 use bulkhead_daemon::arguments::{self, Arguments};
 use bulkhead_daemon::logging::{self, LogFormat};
 use bulkhead_daemon::privileges::{self, Program};
@@ -79,11 +80,11 @@ pub fn run() -> Result<(), Box<dyn Error>> {
     let work = |request| answer(&paths, &request);
     // What only the start ran. Workers that are forked from here on have none of it either.
     bulkhead_sys::program::let_go_of_pages();
-    if let Some(socket) = passed.remove("requests") {
+    if let Some(socket) = passed.remove(Passed::Requests.name()) {
         return Ok(serve(&Connections::Passed(socket), &watch(None), &work)?);
     }
     let socket = passed
-        .remove("walker")
+        .remove(Passed::Walker.name())
         .ok_or("it is started by `kubelet` or by kubelet-walker.socket, which give it a socket")?;
     let asker = asker?;
     let _ = supervisor.tell("READY=1");
