@@ -64,7 +64,7 @@ impl Inhibitor {
             Err(InhibitorError::Bus(error @ BusError::Refused { .. })) => {
                 // The older one counts as long as it is open.
                 let older = held.take().ok_or(error)?;
-                tracing::info!("logind gives no lock, the one that is held goes on");
+                tracing::info!("failed to get a new inhibitor lock, keeping the held one");
                 older
             }
             other => other?,
@@ -90,7 +90,7 @@ async fn taken(delay: Duration) -> Result<OwnedFd, InhibitorError> {
         return Err(InhibitorError::TooShort { wanted: delay, found: longest });
     }
     let lock = login1::inhibit_shutdown(&mut bus).await?;
-    tracing::info!(seconds = delay.as_secs(), "a shutdown of the machine waits for pods");
+    tracing::info!(seconds = delay.as_secs(), "delaying the machine's shutdown until pods have ended");
     Ok(lock)
 }
 

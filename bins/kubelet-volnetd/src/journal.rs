@@ -209,7 +209,7 @@ impl<K: Key, I: Clone + PartialEq + fmt::Debug + Serialize + DeserializeOwned> J
             self.store(key, list)
         };
         if let Err(error) = result {
-            tracing::warn!(%error, "an intent that is done stays in the journal");
+            tracing::warn!(%error, "failed to remove a finished intent from the journal");
         }
     }
 
@@ -218,7 +218,7 @@ impl<K: Key, I: Clone + PartialEq + fmt::Debug + Serialize + DeserializeOwned> J
         if self.lock().remove(key).is_some()
             && let Err(error) = self.remove(key)
         {
-            tracing::warn!(%error, "intents of what is gone stay in the journal");
+            tracing::warn!(%error, "failed to remove stale intents from the journal");
         }
     }
 
@@ -273,7 +273,9 @@ fn keep(dir: &OwnedFd, kept: &OwnedFd, name: &std::ffi::OsStr) {
     }
     match rustix::fs::renameat(dir, name, kept, name) {
         Ok(()) => tracing::error!(file = %shown, "a journal entry is not fully understood: kept in intents-kept"),
-        Err(error) => tracing::error!(file = %shown, %error, "a journal entry is not fully understood, and in the way"),
+        Err(error) => {
+            tracing::error!(file = %shown, %error, "failed to set aside a journal entry that is not fully understood")
+        }
     }
 }
 

@@ -298,7 +298,7 @@ pub fn fork_server(config: &NodeConfig) -> std::io::Result<OwnedFd> {
         match serve(&Connections::Passed(socket), &watch, &|request| perform(&settings, request)) {
             Ok(()) => 0,
             Err(error) => {
-                tracing::error!(%error, "the fork server ends");
+                tracing::error!(%error, "fork server failed");
                 1
             }
         }

@@ -148,9 +148,8 @@ fn tell_content_type(configured: &str) {
         "application/vnd.kubernetes.protobuf" => {
             tracing::info!(contentType = configured, "requests to the API server are made in JSON");
         }
-        other => tracing::warn!(
-            contentType = other,
-            "contentType asks for what is not spoken: requests to the API server are made in JSON"
-        ),
+        other => {
+            tracing::warn!(contentType = other, "unsupported contentType: requests to the API server are made in JSON")
+        }
     }
 }

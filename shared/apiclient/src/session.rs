@@ -201,7 +201,7 @@ impl Follower {
             _ => Arc::new(Connections::new(&material.wire)?),
         };
         if self.problem.take().is_some() {
-            tracing::info!("the kubeconfig can be used again");
+            tracing::info!("kubeconfig is usable again");
         }
         if old.as_ref().is_some_and(|old| old.material == material) {
             return Ok(());

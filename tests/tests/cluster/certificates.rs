@@ -207,7 +207,7 @@ fn node_registration_is_retried_after_a_refusal() -> Result<()> {
     node.write(&Pod::idle("static"))?;
     node.wait_running("static", 1)?;
     let before = node.fingerprint()?;
-    wait_for_line(&node, &["there is no new client certificate, trying again", "Unauthorized"])?;
+    wait_for_line(&node, &["failed to get a client certificate, will retry", "Unauthorized"])?;
     ensure!(requests(&cluster)?.is_empty());
 
     // A token that counts, and a request that is denied: the next one has another key.

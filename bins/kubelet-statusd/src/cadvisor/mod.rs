@@ -57,7 +57,7 @@ impl Cadvisor {
         let (machine, groups) = match groups {
             Ok((machine, groups)) => (Some(machine), groups),
             Err(status) => {
-                tracing::warn!(code = ?status.code(), "statistics are not to be had: {}", status.message());
+                tracing::warn!(code = ?status.code(), "failed to get statistics from kubelet-evictiond: {}", status.message());
                 (None, Vec::new())
             }
         };

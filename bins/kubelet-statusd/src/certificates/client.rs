@@ -188,7 +188,7 @@ impl ClientCertificate {
                         metrics.failures.inc();
                     }
                     let pause = decide::pause(failures, random_fraction());
-                    tracing::error!(error = words(&error), ?pause, "there is no new client certificate, trying again");
+                    tracing::error!(error = words(&error), ?pause, "failed to get a client certificate, will retry");
                     self.rest(&mut changes, pause, bootstrap.is_some()).await;
                 }
             }

@@ -36,7 +36,7 @@ pub async fn run(writer: ApiWriter, addresses: watch::Receiver<Vec<NodeAddress>>
         (Ok(client), Ok(serving)) => (client, serving),
         (Err(error), _) | (_, Err(error)) => {
             // Only a second instance in one process can meet this.
-            tracing::error!(%error, "certificates are not kept");
+            tracing::error!(%error, "certificates are not requested: failed to register metrics");
             return;
         }
     };

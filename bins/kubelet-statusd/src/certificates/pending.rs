@@ -45,7 +45,7 @@ const fn file(signer: Signer) -> &'static str {
 /// No randomness.
 pub fn load_or_make(state: &StateDir, signer: Signer, subject: &Subject) -> Result<Pending, KeyError> {
     let kept = state.read(file(signer)).unwrap_or_else(|error| {
-        tracing::warn!(error = chain(&error), "the request that may be there already is not known");
+        tracing::warn!(error = chain(&error), "failed to read the earlier certificate signing request");
         None
     });
     if let Some(pending) = kept.and_then(|bytes| decode(&bytes, subject)) {
@@ -55,7 +55,7 @@ pub fn load_or_make(state: &StateDir, signer: Signer, subject: &Subject) -> Resu
     let pending = Pending { key: Key::generate()?, name: new_name() };
     if let Err(error) = keep(state, signer, subject, &pending) {
         // Then a restart sends another one.
-        tracing::warn!(error = chain(&error), "a request cannot be kept for the next start");
+        tracing::warn!(error = chain(&error), "failed to keep the certificate signing request for the next start");
     }
     Ok(pending)
 }
@@ -63,7 +63,7 @@ pub fn load_or_make(state: &StateDir, signer: Signer, subject: &Subject) -> Resu
 /// It is answered, or will not be.
 pub fn forget(state: &StateDir, signer: Signer) {
     if let Err(error) = state.remove(file(signer)) {
-        tracing::warn!(error = chain(&error), "a request that is answered stays in this process's folder");
+        tracing::warn!(error = chain(&error), "failed to remove the answered certificate signing request");
     }
 }
 

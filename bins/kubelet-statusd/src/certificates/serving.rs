@@ -132,7 +132,7 @@ impl ServingCertificate {
                             tracing::error!(
                                 error = words(&error),
                                 ?pause,
-                                "there is no new serving certificate, trying again"
+                                "failed to get a serving certificate, will retry"
                             );
                             tokio::time::sleep(pause).await;
                             continue;

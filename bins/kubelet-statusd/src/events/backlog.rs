@@ -170,7 +170,7 @@ impl Backlog {
             }
             Ok(None) => Now::default(),
             Err(error) => {
-                tracing::warn!(%error, "events are read from the beginning");
+                tracing::warn!(%error, "failed to read the kept events, reading kubelet-syncd's from the beginning");
                 Now::default()
             }
         };
@@ -256,8 +256,8 @@ impl Backlog {
         });
         match written.await {
             Ok(Ok(())) => self.lock().written = changes,
-            Ok(Err(error)) => tracing::warn!(%error, "events that wait are not kept"),
-            Err(error) => tracing::warn!(%error, "events that wait are not kept"),
+            Ok(Err(error)) => tracing::warn!(%error, "failed to keep waiting events for the next start"),
+            Err(error) => tracing::warn!(%error, "failed to keep waiting events for the next start"),
         }
     }
 

@@ -57,7 +57,7 @@ pub async fn run(writer: ApiWriter, queue: EventQueue, own: OwnEvents) {
     let metrics = match EventMetrics::new().and_then(|metrics| metrics.register(&writer.registry).map(|()| metrics)) {
         Ok(metrics) => metrics,
         Err(error) => {
-            tracing::error!(%error, "events are not sent: their metrics cannot be registered");
+            tracing::error!(%error, "event recorder disabled: failed to register metrics");
             writer.stop.cancelled().await;
             return;
         }

@@ -75,7 +75,7 @@ impl Sender {
         match Occurrence::of(event) {
             Some(occurrence) => self.deal_with(run, &occurrence).await,
             None => {
-                tracing::warn!(reason = %event.reason, "an event without a time or place is not sent");
+                tracing::warn!(reason = %event.reason, "dropping event without time or namespace");
                 self.metrics.count("unreadable", 1);
             }
         }
@@ -108,7 +108,7 @@ impl Sender {
             let request = match request(event, count) {
                 Ok(request) => request,
                 Err(error) => {
-                    tracing::warn!(%error, name = %event.name, "an event cannot be sent");
+                    tracing::warn!(%error, name = %event.name, "failed to encode event");
                     return self.metrics.count("unreadable", 1);
                 }
             };
@@ -127,14 +127,14 @@ impl Sender {
                 Next::Refused => {
                     if let Ok(Err(error)) = &answer {
                         tracing::warn!(%error, name = %event.name, namespace = %event.namespace, reason = %event.reason,
-                            "API server refused an event, it is not sent again");
+                            "API server rejected event, it is not sent again");
                     }
                     return self.metrics.count("refused", 1);
                 }
                 Next::Failed(after) => {
                     failures += 1;
                     if failures >= FAILURES {
-                        tracing::warn!(name = %event.name, failures, "API server fails over an event, it is not sent again");
+                        tracing::warn!(name = %event.name, failures, "failed to write event, giving up");
                         return self.metrics.count("refused", 1);
                     }
                     after
@@ -143,7 +143,7 @@ impl Sender {
             };
             attempts = attempts.saturating_add(1);
             if attempts == 1 {
-                tracing::warn!(name = %event.name, "an event is not taken, it is sent again until it is");
+                tracing::warn!(name = %event.name, "unable to write event, will retry");
             }
             let pause = pause.unwrap_or_else(|| run.jitter.pause(SILENT, attempts));
             self.heartbeat.rests(tokio::time::sleep(pause)).await;

@@ -226,7 +226,7 @@ fn failure(error: &io::Error, in_line: bool) -> Vec<u8> {
 fn say_malformed(reading: &Reading) {
     let lines = reading.transcript.malformed();
     if lines > 0 {
-        tracing::warn!(lines, "lines of a container's log could not be read and were left out");
+        tracing::warn!(lines, "skipped unreadable lines of container log");
     }
 }
 

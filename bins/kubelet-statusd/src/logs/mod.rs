@@ -164,11 +164,11 @@ fn log_number(pod: &PodState, container: &str, id: &str) -> Option<u32> {
 fn no_file(error: &NoFile, id: &str) -> Refusal {
     match error {
         NoFile::Away(_) => {
-            tracing::warn!(error = error as &dyn std::error::Error, "a log could not be opened");
+            tracing::warn!(error = error as &dyn std::error::Error, "failed to open container log");
             Refusal::NoBroker(bulkhead_types::chain(error))
         }
         NoFile::Missing | NoFile::Refused(_) => {
-            tracing::info!(error = error as &dyn std::error::Error, id, "a log could not be opened");
+            tracing::info!(error = error as &dyn std::error::Error, id, "failed to open container log");
             Refusal::NoLog(id.to_owned())
         }
     }

@@ -88,7 +88,7 @@ pub async fn run(server: Server, metrics: Metrics, node_uid: String, progress: w
             // The one of a former Node was deleted: the next look creates ours.
             Ok(false) => {}
             Err(error) => {
-                tracing::warn!(%error, ?retry, "the CSINode object does not stand yet");
+                tracing::warn!(%error, ?retry, "failed to create CSINode, will retry");
                 progress.send_replace(Progress::Failed(error.to_string()));
             }
         }
@@ -113,7 +113,7 @@ pub async fn once(server: &Server, metrics: &Metrics, node_uid: &str) -> Result<
             Ok(_) => Ok(true),
             // Nothing but the API itself can be missing when an object is created.
             Err(error) if error.is_not_found() => {
-                tracing::warn!("the API server has no CSINode objects: volumes of CSI drivers will not work");
+                tracing::warn!("the API server does not serve CSINode: volumes of CSI drivers will not work");
                 return Ok(true);
             }
             // Somebody was faster: the next look says whose it is.

@@ -114,7 +114,7 @@ impl Leaser {
         if let Some(last) = self.last.take() {
             match self.replace(last).await {
                 Ok(()) => return Round::Done,
-                Err(error) => tracing::warn!(%error, "the lease could not be renewed, making sure that it is there"),
+                Err(error) => tracing::warn!(%error, "failed to renew node lease, ensuring that it exists"),
             }
         }
         let mut retry = BackOff::new(RETRY.0, RETRY.1);
@@ -126,14 +126,14 @@ impl Leaser {
                 }
                 Ok(Ensured::There(lease)) => {
                     if let Err(error) = self.replace(lease).await {
-                        tracing::warn!(%error, "the lease could not be renewed");
+                        tracing::warn!(%error, "failed to renew node lease");
                     }
                     return Round::Done;
                 }
                 Ok(Ensured::NoNode { gone }) => return Round::NoNode { gone },
                 Err(error) => {
                     let pause = retry.pause();
-                    tracing::warn!(%error, retry = ?pause, "the lease could not be made sure of");
+                    tracing::warn!(%error, retry = ?pause, "failed to ensure node lease, will retry");
                     self.server.pause(jittered(pause, 0.5, random_fraction())).await;
                 }
             }

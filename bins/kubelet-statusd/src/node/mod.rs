@@ -11,14 +11,14 @@
 //! | `csi_drivers`, `csi_claims` | what drivers change on Node, CSINode and claims |
 //! | `silence` | who has been silent for longer than a restart takes |
 //! | `syncd_view`, `facts` | what is known: of the pods' side, the machine (its network: `bulkhead_daemon::addresses`) |
-//! | `server`, `reporter`, `csi_writer`, `metrics` | the shells |
+//! | `server`, `reporter`, `syncd_writes`, `csi_driver_writes`, `metrics` | the shells |
 
 pub mod addresses;
 pub mod cadence;
 pub mod conditions;
 pub mod csi_claims;
+mod csi_driver_writes;
 pub mod csi_drivers;
-pub mod csi_writer;
 pub mod csinode;
 pub mod declared;
 pub mod facts;
@@ -35,6 +35,7 @@ mod silence;
 pub mod starts;
 pub mod status;
 pub mod syncd_view;
+mod syncd_writes;
 
 use std::sync::Arc;
 
@@ -73,7 +74,7 @@ pub async fn run(
         Ok(metrics) => metrics,
         Err(error) => {
             // Only a second instance in one process can meet this.
-            tracing::error!(%error, "the node is not kept");
+            tracing::error!(%error, "Node is not kept: failed to register metrics");
             return;
         }
     };
@@ -85,7 +86,7 @@ pub async fn run(
         let config = writer.config.clone();
         let progress = writer.progress.clone();
         let starts = Starts::load(writer.state.clone(), &config.start_id);
-        let storage = csi_writer::run(server.clone(), metrics.clone(), writer.syncd.clone(), progress.clone());
+        let storage = syncd_writes::run(server.clone(), metrics.clone(), writer.syncd.clone(), progress.clone());
         let (silence, silent_peers) = watch::channel(SilentPeers::default());
         let silence = silence::follow(writer.volnetd.clone(), writer.evictiond.clone(), silence);
         let start =

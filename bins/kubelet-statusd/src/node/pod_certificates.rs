@@ -6,15 +6,17 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1beta1::{PodCertificateRequest, PodCertificateRequestSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
-use super::server::{RequestError, Server};
+use super::server::{RequestError, Server, Written};
 
-/// Writes one. The inner error is final: who asks makes another request.
-pub async fn write(server: &Server, wanted: &PodCertificateAsk) -> Result<Result<(), String>, RequestError> {
+/// Writes one. Of one that is refused who asks makes another.
+pub async fn write(server: &Server, wanted: &PodCertificateAsk) -> Result<Written, RequestError> {
     match server.create_pod_certificate_request(&object(wanted, server.name())).await {
-        Ok(_) => Ok(Ok(())),
+        Ok(_) => Ok(Written::Done),
         // The answer to an earlier try was lost: nobody else knows the name.
-        Err(error) if error.already_exists() => Ok(Ok(())),
-        Err(error) if error.is_invalid() || error.is_forbidden() || error.is_not_found() => Ok(Err(error.to_string())),
+        Err(error) if error.already_exists() => Ok(Written::Done),
+        Err(error) if error.is_invalid() || error.is_forbidden() || error.is_not_found() => {
+            Ok(Written::Refused(error.to_string()))
+        }
         Err(error) => Err(error),
     }
 }

@@ -157,7 +157,7 @@ impl Reporter {
                     memory.node = Some(node);
                     return;
                 }
-                Err(error) => tracing::warn!(%error, ?retry, "the Node could not be registered"),
+                Err(error) => tracing::warn!(%error, ?retry, "failed to register node, will retry"),
             }
         }
     }
@@ -203,7 +203,7 @@ impl Reporter {
             match self.try_report(memory, occasion, attempt).await {
                 Ok(()) => return,
                 Err(error) => {
-                    tracing::warn!(%error, attempt, "the node's status was not written");
+                    tracing::warn!(%error, attempt, "failed to update node status");
                     if matches!(&error, WriteError::Request(error) if error.is_not_found()) {
                         memory.node = None;
                         // Nothing new may belong to it.
@@ -224,7 +224,7 @@ impl Reporter {
             self.server.pause(jittered(pause, 0.5, random_fraction())).await;
             pause *= 2;
         }
-        tracing::error!("the node's status was not written in this period");
+        tracing::error!("unable to update node status: update exceeds retry count");
     }
 
     async fn try_report(&mut self, memory: &mut Memory, occasion: Occasion, attempt: u32) -> Result<(), WriteError> {
@@ -312,7 +312,7 @@ impl Reporter {
         memory.addresses = match decide(&wanted, has_addresses, &probed) {
             Ok(decision) => Some(decision),
             Err(error) => {
-                tracing::error!(%error, "the node's addresses stay as they are");
+                tracing::error!(%error, "failed to find the node's addresses, keeping those that it has");
                 None
             }
         };
@@ -375,7 +375,7 @@ fn seen_by_watch(state: &NodeState) -> Option<Node> {
         return None;
     }
     serde_json::from_slice(&state.api_node_json)
-        .inspect_err(|error| tracing::warn!(%error, "the Node that kubelet-syncd saw cannot be read"))
+        .inspect_err(|error| tracing::warn!(%error, "failed to decode the Node from kubelet-syncd"))
         .ok()
 }
 

@@ -35,6 +35,14 @@ impl std::fmt::Debug for Server {
     }
 }
 
+/// What came of a write that somebody waits for, where its requests did not fail.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Written {
+    Done,
+    /// It will not be written as it is wanted; the server's words.
+    Refused(String),
+}
+
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {

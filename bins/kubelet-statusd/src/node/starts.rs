@@ -29,7 +29,7 @@ impl Starts {
     pub fn load(state: Arc<StateDir>, id: &str) -> Self {
         let kept = state.load(FILE, |content| serde_json::from_slice::<SavedStarts>(content));
         let kept = kept.unwrap_or_else(|error| {
-            tracing::warn!(%error, "which start registered the Node last cannot be read");
+            tracing::warn!(%error, "failed to read the record of node registration");
             None
         });
         let registered = !id.is_empty() && kept.is_some_and(|kept| kept.start == id);
@@ -50,7 +50,7 @@ impl Starts {
         let kept = state_file::encode(FILE.version, &SavedStarts { start: self.id.clone() })
             .map_err(|error| error.to_string());
         if let Err(error) = kept.and_then(|kept| state.write(FILE.name, &kept).map_err(|error| error.to_string())) {
-            tracing::warn!(error, "that this start has registered the Node is not remembered");
+            tracing::warn!(error, "failed to record node registration");
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Writes what kubelet-syncd wants written about storage, and tells it what came of that: `docs/decisions/0065-plugins.md`.
+//! Writes what kubelet-syncd wants written beside the pods (the CSINode's drivers, the status of claims, requests for certificates of
+//! pods, ResourceSlices that are to go), and tells it what came of that: `docs/decisions/0065-plugins.md`.
 //!
 //! The newest wish counts. A server that does not answer is asked again until it does, or until another wish comes; a refusal that
 //! concerns one driver leaves all others alone.
@@ -20,10 +21,9 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 
 use super::cadence::jittered;
-use super::csi_drivers::{self, Plan};
 use super::metrics::Metrics;
-use super::server::{RequestError, Server};
-use super::{csi_claims, csinode, pod_certificates};
+use super::server::{RequestError, Server, Written};
+use super::{csi_claims, csi_driver_writes, pod_certificates};
 
 /// Pause after a stream has ended, and between tries to write.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(10));
@@ -165,17 +165,17 @@ async fn write_drivers(
         loop {
             let Some(wish) = newest.borrow_and_update().clone() else { break };
             let base = AcknowledgeRequest { epoch: wish.epoch, sequence: wish.sequence, ..Default::default() };
-            match write_once(&server, &metrics, &wish.wanted, &mut rejected).await {
+            match csi_driver_writes::write_once(&server, &metrics, &wish.wanted, &mut rejected).await {
                 Ok(refused) => {
                     for (driver, why) in &refused {
-                        tracing::warn!(driver, "the driver is not written: {why}");
+                        tracing::warn!(driver, "API server refused CSI driver: {why}");
                     }
                     let refused_drivers = refused.into_iter().collect();
                     server.rests(acknowledge(syncd, AcknowledgeRequest { refused_drivers, ..base })).await;
                     break;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "drivers of the CSINode are not written yet");
+                    tracing::warn!(%error, "failed to write the CSINode's drivers, will retry");
                     let error = error.to_string();
                     server.rests(acknowledge(syncd, AcknowledgeRequest { error, ..base })).await;
                 }
@@ -189,71 +189,12 @@ async fn write_drivers(
     }
 }
 
-/// One try; `Ok`: who was refused. `rejected` gets whom the API server itself refuses, and what is left is to be tried again.
-async fn write_once(
-    server: &Server,
-    metrics: &Metrics,
-    wanted: &CsiDrivers,
-    rejected: &mut BTreeMap<String, String>,
-) -> Result<BTreeMap<String, String>, RequestError> {
-    let node = server.get_node().await?;
-    let uid = node.metadata.uid.clone().unwrap_or_default();
-    while !csinode::once(server, metrics, &uid).await? {}
-    let csi_node = server.get_csi_node().await?;
-    let plan = csi_drivers::plan(wanted, rejected, &node, &csi_node);
-    match write_plan(server, metrics, &plan, &csi_node).await {
-        Err(error) if error.is_invalid() => {
-            // Whose fault it is shows when each is tried alone with those that stand.
-            for driver in &wanted.drivers {
-                if rejected.contains_key(&driver.name) {
-                    continue;
-                }
-                let alone = CsiDrivers { drivers: vec![driver.clone()], complete: false, gone: Vec::new() };
-                let (node, csi_node) = (server.get_node().await?, server.get_csi_node().await?);
-                let plan = csi_drivers::plan(&alone, rejected, &node, &csi_node);
-                match write_plan(server, metrics, &plan, &csi_node).await {
-                    Ok(()) => {}
-                    Err(error) if error.is_invalid() => {
-                        rejected.insert(driver.name.clone(), error.to_string());
-                    }
-                    Err(error) => return Err(error),
-                }
-            }
-            let (node, csi_node) = (server.get_node().await?, server.get_csi_node().await?);
-            let plan = csi_drivers::plan(wanted, rejected, &node, &csi_node);
-            write_plan(server, metrics, &plan, &csi_node).await.map(|()| plan.refused)
-        }
-        outcome => outcome.map(|()| plan.refused),
-    }
-}
-
-/// The Node first, as upstream, so that no volume is placed here by a label that is not there yet.
-async fn write_plan(
-    server: &Server,
-    metrics: &Metrics,
-    plan: &Plan,
-    csi_node: &k8s_openapi::api::storage::v1::CSINode,
-) -> Result<(), RequestError> {
-    if let Some(patch) = plan.node_patch() {
-        let written = server.patch_node_status(&patch).await;
-        metrics.node_write(written.is_ok());
-        written?;
-    }
-    let mut newest = csi_node.clone();
-    for drivers in [&plan.without, &plan.drivers].into_iter().flatten() {
-        let written = server.patch_csi_node(&csi_drivers::csi_node_patch(&newest, drivers)).await;
-        metrics.csi_node_write(written.is_ok());
-        newest = written?;
-    }
-    Ok(())
-}
-
 /// Writes each wish until it is written, refused for good, or replaced.
 async fn write_each<T: Clone + PartialEq>(
     server: Server,
     syncd: &Link,
     wishes: &watch::Sender<Wishes<T>>,
-    write: impl AsyncFn(&T) -> Result<Result<(), String>, RequestError>,
+    write: impl AsyncFn(&T) -> Result<Written, RequestError>,
 ) {
     let mut changed = wishes.subscribe();
     let mut retries: BTreeMap<String, (u64, BackOff)> = BTreeMap::new();
@@ -264,10 +205,10 @@ async fn write_each<T: Clone + PartialEq>(
         for (key, wish) in waiting {
             let base = AcknowledgeRequest { epoch: wish.epoch.clone(), sequence: wish.sequence, ..Default::default() };
             let answer = match write(&wish.wanted).await {
-                Ok(Ok(())) => Some(base),
-                Ok(Err(why)) => Some(AcknowledgeRequest { error: why, r#final: true, ..base }),
+                Ok(Written::Done) => Some(base),
+                Ok(Written::Refused(why)) => Some(AcknowledgeRequest { error: why, r#final: true, ..base }),
                 Err(error) => {
-                    tracing::warn!(key, %error, "what kubelet-syncd wants is not written yet");
+                    tracing::warn!(key, %error, "failed to write for kubelet-syncd, will retry");
                     let entry = retries.entry(key.clone());
                     let (_, retry) = entry.or_insert((wish.sequence, BackOff::new(RETRY.0, RETRY.1)));
                     let next = retry.pause();
@@ -295,9 +236,9 @@ async fn write_each<T: Clone + PartialEq>(
 }
 
 /// Tried until it is done or called off, as upstream.
-async fn wipe(server: &Server, wanted: &ResourceSliceWipe) -> Result<Result<(), String>, RequestError> {
+async fn wipe(server: &Server, wanted: &ResourceSliceWipe) -> Result<Written, RequestError> {
     if wanted.called_off {
-        return Ok(Ok(()));
+        return Ok(Written::Done);
     }
     match server.delete_resource_slices(&wanted.driver).await {
         Ok(()) => tracing::debug!(driver = wanted.driver, "Deleted ResourceSlices"),
@@ -305,30 +246,25 @@ async fn wipe(server: &Server, wanted: &ResourceSliceWipe) -> Result<Result<(), 
         Err(error) if error.is_not_found() => {}
         Err(error) => return Err(error),
     }
-    Ok(Ok(()))
+    Ok(Written::Done)
 }
 
-/// The inner error is final.
-async fn write_claim(
-    server: &Server,
-    metrics: &Metrics,
-    wanted: &ClaimStatus,
-) -> Result<Result<(), String>, RequestError> {
+async fn write_claim(server: &Server, metrics: &Metrics, wanted: &ClaimStatus) -> Result<Written, RequestError> {
     let claim = match server.get_claim(&wanted.namespace, &wanted.name).await {
         Ok(claim) => claim,
-        Err(error) if error.is_not_found() => return Ok(Err(error.to_string())),
+        Err(error) if error.is_not_found() => return Ok(Written::Refused(error.to_string())),
         Err(error) => return Err(error),
     };
     let patch = match csi_claims::patch(&claim, wanted, Timestamp::now()) {
         Ok(Some(patch)) => patch,
-        Ok(None) => return Ok(Ok(())),
-        Err(why) => return Ok(Err(why)),
+        Ok(None) => return Ok(Written::Done),
+        Err(why) => return Ok(Written::Refused(why)),
     };
     let written = server.patch_claim_status(&wanted.namespace, &wanted.name, &patch).await;
     metrics.claim_write(written.is_ok());
     match written {
-        Ok(_) => Ok(Ok(())),
-        Err(error) if error.is_invalid() || error.is_not_found() => Ok(Err(error.to_string())),
+        Ok(_) => Ok(Written::Done),
+        Err(error) if error.is_invalid() || error.is_not_found() => Ok(Written::Refused(error.to_string())),
         Err(error) => Err(error),
     }
 }

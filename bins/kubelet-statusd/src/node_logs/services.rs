@@ -141,7 +141,7 @@ impl Work {
                     None
                 }
                 Err(error) => {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "the journal is not read");
+                    tracing::warn!(error = &error as &dyn std::error::Error, "failed to read the journal");
                     Some("\nerror: journal output not available\n".into())
                 }
             },

@@ -78,7 +78,7 @@ fn read<T>(update: PodUpdate, of: fn(PodState) -> Result<T, IdError>) -> Option<
         Update::RemovedUid(uid) => PodUid::parse(&uid).map(News::Removed),
         Update::SnapshotDone(_) => Ok(News::SnapshotDone),
     };
-    news.inspect_err(|error| tracing::warn!(%error, "kubelet-syncd names a pod by no uid, which is passed over")).ok()
+    news.inspect_err(|error| tracing::warn!(%error, "skipping pod of kubelet-syncd without a valid uid")).ok()
 }
 
 /// Sleeps, longer each time; `None` when nobody listens any more.

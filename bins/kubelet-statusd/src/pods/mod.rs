@@ -44,7 +44,7 @@ async fn write(writer: ApiWriter, events: EventQueue, node: watch::Receiver<Fact
     let metrics = match PodMetrics::new().and_then(|metrics| metrics.register(&writer.registry).map(|()| metrics)) {
         Ok(metrics) => metrics,
         Err(error) => {
-            tracing::error!(%error, "pods' states are not written: their metrics cannot be registered");
+            tracing::error!(%error, "pods' status is not written: failed to register metrics");
             return std::future::pending().await;
         }
     };

@@ -185,7 +185,7 @@ async fn send_it(client: &Client, job: &Job) -> Outcome {
         && !matches!(outcome, Outcome::Missing | Outcome::Conflict)
     {
         tracing::warn!(pod_uid = job.uid(), name = %job.name, namespace = %job.namespace, action = job.action.name(), %error,
-            "API server did not take it");
+            "API server rejected request");
     }
     outcome
 }

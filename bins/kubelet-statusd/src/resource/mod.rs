@@ -17,7 +17,7 @@ use crate::server::answer::Answer;
 pub async fn serve(peers: &Peers, request: Request<Incoming>) -> Answer {
     let stats = peers.summary(true).await;
     if let Err(status) = &stats {
-        tracing::warn!(code = ?status.code(), "statistics are not to be had: {}", status.message());
+        tracing::warn!(code = ?status.code(), "failed to get statistics from kubelet-evictiond: {}", status.message());
     }
     scrape::answer(&families(stats.ok().as_ref()), request.headers())
 }

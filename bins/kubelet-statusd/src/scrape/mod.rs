@@ -143,7 +143,7 @@ fn source<'a>(process: &'static str, text: &'a str) -> Option<Source<'a>> {
     match scan(text) {
         Ok(blocks) => Some(Source { process, blocks }),
         Err(error) => {
-            tracing::warn!(process, %error, "metrics are left out");
+            tracing::warn!(process, %error, "leaving out a process's metrics");
             None
         }
     }
@@ -173,7 +173,7 @@ pub fn answer_text(text: String, headers: &HeaderMap) -> Answer {
     match scan(&text) {
         Ok(blocks) => finished(wanted, write(blocks.into_iter().map(Joined::Text).collect(), wanted.format)),
         Err(error) => {
-            tracing::error!(%error, "a text of our own is not in the format");
+            tracing::error!(%error, "failed to encode metrics");
             answer::text(StatusCode::INTERNAL_SERVER_ERROR, "the series are not in the format\n")
         }
     }

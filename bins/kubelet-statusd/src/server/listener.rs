@@ -89,7 +89,7 @@ pub async fn accept(listener: TcpListener, endpoint: Arc<Endpoint>) {
             Err(error) => {
                 // Once for as long as it lasts.
                 if !std::mem::replace(&mut exhausted, true) {
-                    tracing::warn!(%error, surface = ?endpoint.surface, "accepting a connection");
+                    tracing::warn!(%error, surface = ?endpoint.surface, "failed to accept connection");
                 }
                 tokio::time::sleep(EXHAUSTED).await;
                 continue;
@@ -99,7 +99,7 @@ pub async fn accept(listener: TcpListener, endpoint: Arc<Endpoint>) {
             endpoint.metrics.closed(endpoint.surface, Closed::Refused);
             if !std::mem::replace(&mut full, true) {
                 let connections = connections.count();
-                tracing::warn!(connections, surface = ?endpoint.surface, "every connection is at work, refusing more");
+                tracing::warn!(connections, surface = ?endpoint.surface, "too many connections, refusing more");
             }
             continue;
         };

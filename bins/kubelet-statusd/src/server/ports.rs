@@ -26,11 +26,11 @@ pub fn earlier(daemon: &Daemon, surface: Surface, address: SocketAddr) -> Option
     let listener = daemon.take_listener(name(surface))?;
     match take_up(listener, address) {
         Ok(listener) => {
-            tracing::info!(%address, ?surface, "listens still, over the restart");
+            tracing::info!(%address, ?surface, "listening on the socket of the earlier start");
             Some(listener)
         }
         Err(error) => {
-            tracing::info!(%address, ?surface, %error, "what an earlier start listened on is closed");
+            tracing::info!(%address, ?surface, %error, "closed the listening socket of an earlier start");
             kept::let_go(name(surface));
             None
         }
@@ -46,7 +46,7 @@ pub fn keep(surface: Surface, listener: &TcpListener) {
 pub fn close_others(daemon: &Daemon, wanted: &[Surface]) {
     for surface in [Surface::Main, Surface::ReadOnly, Surface::Healthz] {
         if !wanted.contains(&surface) && daemon.take_listener(name(surface)).is_some() {
-            tracing::info!(?surface, "this server is switched off now, its port is closed");
+            tracing::info!(?surface, "server is switched off, closed its port");
             kept::let_go(name(surface));
         }
     }

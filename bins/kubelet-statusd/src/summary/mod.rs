@@ -36,7 +36,7 @@ pub async fn serve(peers: &Peers, request: Request<Incoming>) -> Answer {
         }
         Ok((node, pods)) => answer::json(document(&node, &pods, small)),
         Err(status) => {
-            tracing::warn!(code = ?status.code(), "statistics are not to be had: {}", status.message());
+            tracing::warn!(code = ?status.code(), "failed to get statistics from kubelet-evictiond: {}", status.message());
             failed(&format!("failed to get statistics: {}", status.message()))
         }
     }
@@ -72,7 +72,7 @@ pub fn document(node: &stats::NodeStats, pods: &[stats::PodStats], only_cpu_and_
     let format = serde_json::ser::PrettyFormatter::with_indent(b" ");
     // Neither memory nor these types can fail to be written.
     if let Err(error) = document.serialize(&mut serde_json::Serializer::with_formatter(&mut out, format)) {
-        tracing::error!(%error, "statistics that cannot be written");
+        tracing::error!(%error, "failed to encode statistics");
     }
     out
 }

@@ -72,7 +72,7 @@ async fn in_time<T>(limit: Duration, what: impl Future<Output = Result<T, Status
 }
 
 fn unavailable(status: &Status) -> Answer {
-    tracing::warn!(code = ?status.code(), "pods are not to be had: {}", status.message());
+    tracing::warn!(code = ?status.code(), "failed to list pods from kubelet-syncd: {}", status.message());
     answer::text(StatusCode::INTERNAL_SERVER_ERROR, format!("{}\n", status.message()))
 }
 
@@ -148,7 +148,7 @@ fn list(first: Option<String>, pods: Objects) -> Answer {
                 Ok(Some(pod)) => Some((Ok(format!(",{pod}").into()), Rest::More(pods))),
                 Ok(None) => end("]}\n".to_owned()),
                 Err(status) => {
-                    tracing::warn!(code = ?status.code(), "the list of pods breaks off: {}", status.message());
+                    tracing::warn!(code = ?status.code(), "kubelet-syncd broke off the list of pods: {}", status.message());
                     Some((Err(status.into()), Rest::Done))
                 }
             },

@@ -66,7 +66,7 @@ async fn set(peers: &Peers, verbosity: u32) {
     let verbosity = verbosity.min(VERBOSITY_MAX);
     match bulkhead_daemon::logging::set_verbosity(verbosity) {
         Ok(_) => tracing::info!(verbosity, "log verbosity is changed"),
-        Err(error) => tracing::warn!("log verbosity: {error}"),
+        Err(error) => tracing::warn!("failed to change log verbosity: {error}"),
     }
     let tell = async |process: Process| {
         let Some(link) = peers.link(process) else { return };
@@ -74,8 +74,10 @@ async fn set(peers: &Peers, verbosity: u32) {
         let call = client.set_verbosity(CallContext::new().request(SetVerbosityRequest { verbosity }, DEADLINE));
         match tokio::time::timeout(DEADLINE, call).await {
             Ok(Ok(_)) => {}
-            Ok(Err(status)) => tracing::warn!(process = process.name(), "log verbosity: {}", status.message()),
-            Err(_) => tracing::warn!(process = process.name(), "log verbosity: no answer"),
+            Ok(Err(status)) => {
+                tracing::warn!(process = process.name(), "failed to change log verbosity: {}", status.message())
+            }
+            Err(_) => tracing::warn!(process = process.name(), "failed to change log verbosity: no answer"),
         }
     };
     tokio::join!(tell(Process::Syncd), tell(Process::Volnetd), tell(Process::Evictiond));

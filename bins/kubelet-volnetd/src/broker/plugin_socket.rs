@@ -117,7 +117,7 @@ fn is_own(path: &Path) -> bool {
             all.filter(|mount| mount.mount_point == path).last().is_some_and(|mount| OWN.contains(&mount.fs_type))
         }
         Err(error) => {
-            tracing::warn!(%error, "cannot read what is mounted");
+            tracing::warn!(%error, "failed to read mounts");
             false
         }
     }

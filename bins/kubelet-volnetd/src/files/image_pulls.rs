@@ -123,7 +123,10 @@ fn list(root: BorrowedFd<'_>) -> Result<Vec<ImagePullRecordFile>, FileError> {
                 Ok(content) => content,
                 Err(error) if error.is_not_found() => continue,
                 Err(error) => {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "a record of an image pull is not read");
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        "skipping unreadable record of an image pull"
+                    );
                     None
                 }
             };

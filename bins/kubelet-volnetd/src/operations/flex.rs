@@ -157,7 +157,7 @@ async fn mounted(node: &Arc<Node>, lock: &Arc<PodLock>, wanted: Wanted) -> Resul
             match worker::call(&node.workers, &task, None, lock.clone()).await {
                 Ok(_) => node.journal.end(pod, &intent),
                 Err(status) => {
-                    tracing::warn!(%pod, volume = %flex.volume, error = status.message(), "its folder stays")
+                    tracing::warn!(%pod, volume = %flex.volume, error = status.message(), "failed to remove the folder of a FlexVolume")
                 }
             }
         }

@@ -204,7 +204,7 @@ async fn grow(
 pub async fn end_unused(node: &Arc<Node>) {
     let unused = match on_the_pool(node, |node| global::unused(&node.settings)).await {
         Ok(unused) => unused,
-        Err(status) => return tracing::warn!(error = status.message(), "devices that are mounted cannot be listed"),
+        Err(status) => return tracing::warn!(error = status.message(), "failed to list mounted devices"),
     };
     for volume in unused {
         // Another verb works on it: it is about to be bound, or goes already.

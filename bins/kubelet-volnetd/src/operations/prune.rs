@@ -68,7 +68,7 @@ pub async fn prune(
             continue;
         }
         if !is_asked() {
-            tracing::info!("nobody waits for the removal of leftovers any more: it ends");
+            tracing::info!("removal of leftovers cancelled");
             return Ok(());
         }
         let path = node.settings.paths.pod(&pod).display().to_string();

@@ -252,7 +252,7 @@ impl Volumes for Verbs {
                     Action::Unmounted | Action::RemovedCgroup => {}
                 }
                 if step.action == Action::Kept {
-                    tracing::warn!(pod = %step.pod, what = step.what, error = step.error, "an orphan stays");
+                    tracing::warn!(pod = %step.pod, what = step.what, error = step.error, "failed to clean up orphaned pod");
                 } else {
                     tracing::info!(pod = %step.pod, what = step.what, "{}", step.action.as_str());
                 }

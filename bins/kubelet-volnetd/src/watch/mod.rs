@@ -197,7 +197,7 @@ async fn pass_on(hub: Arc<Hub>, mut source: Source, heartbeat: Heartbeat) {
                 let _ = hub.events.send(event);
             }),
             Err(error) => {
-                tracing::warn!(%error, "reading changes of files");
+                tracing::warn!(%error, "failed to read inotify events");
                 hub.all_may_have_changed();
                 heartbeat.rests(tokio::time::sleep(RETRY)).await;
             }

@@ -332,10 +332,10 @@ where
                 name,
                 uid,
                 %error,
-                "an object of the API server is left out: its last copy counts, or as long as there is none it is as if not there"
+                "skipping undecodable object: its last copy counts, without one it counts as absent"
             );
         } else {
-            tracing::debug!(kind = %K::kind(&()), namespace, name, uid, %error, "an object of the API server is left out");
+            tracing::debug!(kind = %K::kind(&()), namespace, name, uid, %error, "skipping undecodable object");
         }
     }
 

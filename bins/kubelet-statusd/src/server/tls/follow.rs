@@ -94,7 +94,7 @@ impl Files {
         if self.signed {
             match pair::none_yet(&self.policy) {
                 Ok(config) => drop(in_force.config.send_replace(Some(Arc::new(config)))),
-                Err(error) => tracing::error!(%error, "connections wait for the serving certificate"),
+                Err(error) => tracing::error!(%error, "failed to make a serving certificate, connections wait for one"),
             }
         }
         loop {

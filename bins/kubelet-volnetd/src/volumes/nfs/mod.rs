@@ -217,7 +217,7 @@ pub fn is_nfs(fs_type: &str) -> bool {
 pub fn wait_for_server(parent: BorrowedFd<'_>, name: &str) {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
     if let Err(errno) = rustix::fs::statx(parent, name, flags, StatxFlags::BASIC_STATS) {
-        tracing::info!(name, %errno, "the server of a volume that is taken away answered with an error");
+        tracing::info!(name, %errno, "NFS server of a removed volume answered with an error");
     }
 }
 
