@@ -307,3 +307,29 @@ fn ready_follows_the_runtime_and_syncd() -> Result<()> {
     ensure!(values.ends_with(&expected.map(str::to_owned)) && values.len() <= 6, "{values:?}");
     node.finish()
 }
+
+#[test]
+fn a_node_without_volnetd_is_not_ready() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let Member { cluster, node } = Member::start(&lab, &[], |node| node)?;
+    wait_node(&cluster, "True")?;
+    create(&cluster, Pod::idle("calm"))?;
+    let calm = wait_ready(&cluster, "calm")?;
+
+    // While the launcher stands still there is no successor.
+    let pids = node.pids();
+    let (launcher, volnetd) = (*pids.get("kubelet").context("no launcher")?, pids.get("kubelet-volnetd"));
+    signal(launcher, Signal::SIGSTOP);
+    signal(*volnetd.context("no volnetd")?, Signal::SIGKILL);
+    let ill = wait_node(&cluster, "False");
+    signal(launcher, Signal::SIGCONT);
+    let ill = ill?;
+    let ready = condition(&ill, "Ready")?;
+    let message = "kubelet-volnetd is not healthy: it does not answer";
+    ensure!(ready["reason"] == "KubeletNotReady" && ready["message"] == message, "{ready:#}");
+    wait_node(&cluster, "True")?;
+    is_undisturbed(&cluster, &calm)?;
+    create(&cluster, Pod::idle("next"))?;
+    wait_ready(&cluster, "next")?;
+    node.finish()
+}
