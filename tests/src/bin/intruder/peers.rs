@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Asks everything; the state folder that the broker gave, if it did.
 pub fn all(report: &mut Report, program: Program, plan: &Plan, runtime: Runtime) -> Result<Option<OwnedFd>> {
     let pool = DescriptorPool::decode(bulkhead_ipc::DESCRIPTORS).context("the contract")?;
-    runtime.block_on(async {
+    let given = runtime.block_on(async {
         for other in Process::ALL.into_iter().filter(|other| Program::Daemon(*other) != program) {
             for (method, outcome) in ask_all(&pool, other, &plan.run_dir.join(format!("{}.sock", other.name()))).await {
                 report.tell(&format!("call-{}{method}", other.short()), &outcome);
@@ -45,7 +45,9 @@ pub fn all(report: &mut Report, program: Program, plan: &Plan, runtime: Runtime)
             return Ok(None);
         }
         Ok(ask_broker(report, &plan.run_dir.join("kubelet-volnetd.fd.sock")).await)
-    })
+    });
+    drop(runtime);
+    given
 }
 
 /// Methods of the packages that this daemon serves, and of one that it does not.
