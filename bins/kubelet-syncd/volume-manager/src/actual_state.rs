@@ -79,6 +79,24 @@ pub struct ActualVolume {
 }
 
 impl ActualVolume {
+    /// Nothing of it is there yet, and nobody has said what it is. `plugin`: see the field.
+    pub fn new(plugin: String) -> Self {
+        ActualVolume {
+            device: None,
+            disk: None,
+            plugin,
+            staged: Presence::No,
+            staging_path: String::new(),
+            attachable: None,
+            pods: BTreeMap::new(),
+            label: String::new(),
+            claim_size: 0,
+            expansion: Expansion::Possible,
+            expansion_failed: false,
+            found: false,
+        }
+    }
+
     /// What is staged, and nobody knows which volume it is: the name of its folder, or a block volume's name.
     pub fn nameless(&self) -> Option<Nameless<'_>> {
         let device = self.device.as_ref().filter(|device| device.volume_handle.is_empty())?;
@@ -317,20 +335,8 @@ impl ActualState {
     fn entry(&mut self, name: &UniqueName, device: api::CsiDevice) -> &mut ActualVolume {
         let driver = Some(device.driver.as_str()).filter(|driver| !driver.is_empty());
         let plugin = driver.map_or("kubernetes.io/csi".to_owned(), |driver| format!("kubernetes.io/csi:{driver}"));
-        self.volumes.entry(name.clone()).or_insert_with(|| ActualVolume {
-            device: Some(device),
-            disk: None,
-            plugin,
-            staged: Presence::No,
-            staging_path: String::new(),
-            attachable: None,
-            pods: BTreeMap::new(),
-            label: String::new(),
-            claim_size: 0,
-            expansion: Expansion::Possible,
-            expansion_failed: false,
-            found: false,
-        })
+        let volume = || ActualVolume { device: Some(device), ..ActualVolume::new(plugin) };
+        self.volumes.entry(name.clone()).or_insert_with(volume)
     }
 
     pub fn published(&self, volume: &UniqueName, pod: &PodUid) -> Option<&Published> {
@@ -355,20 +361,12 @@ impl ActualState {
     /// Disks that kubelet-volnetd has found attached. Who uses them is known once they are set up again.
     pub fn with_disks(mut self, disks: Vec<api::DiskState>) -> Self {
         for place in disks.into_iter().filter_map(|found| found.place) {
+            // It has no label: those are of CSI drivers' volumes alone.
             let volume = ActualVolume {
-                device: None,
-                plugin: disk_plugin(&place),
-                staged: Presence::Uncertain,
-                staging_path: String::new(),
-                attachable: None,
-                pods: BTreeMap::new(),
-                claim_size: 0,
-                expansion: Expansion::Possible,
-                expansion_failed: false,
-                found: true,
                 disk: Some(place.clone()),
-                // Labels are of CSI drivers' volumes alone.
-                label: String::new(),
+                staged: Presence::Uncertain,
+                found: true,
+                ..ActualVolume::new(disk_plugin(&place))
             };
             self.volumes.insert(disk_name(&place), volume);
         }

@@ -2,19 +2,7 @@ use super::*;
 use crate::spec::Source;
 
 fn volume(name: &str, spec_name: &str) -> DesiredVolume {
-    let spec = VolumeSpec {
-        name: spec_name.into(),
-        source: Source::Nfs { server: "s".into(), path: "/p".into() },
-        block: false,
-        read_only: false,
-        access_modes: Vec::new(),
-        mount_options: Vec::new(),
-        node_affinity: None,
-        claim: None,
-        capacity: 0,
-        capacity_text: String::new(),
-        gid: None,
-    };
+    let spec = VolumeSpec::inline(spec_name.into(), Source::Nfs { server: "s".into(), path: "/p".into() });
     DesiredVolume {
         spec: Arc::new(spec),
         names: BTreeSet::from([name.to_owned()]),

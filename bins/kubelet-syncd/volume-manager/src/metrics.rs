@@ -43,6 +43,12 @@ pub struct OperationMetrics {
     force_cleaned: Outcomes,
 }
 
+/// Name and help of a family of counters.
+struct Family<'a> {
+    name: &'a str,
+    help: &'a str,
+}
+
 /// How often something was tried, and how often in vain.
 #[derive(Debug, Clone)]
 struct Outcomes {
@@ -51,11 +57,9 @@ struct Outcomes {
 }
 
 impl Outcomes {
-    fn new(
-        (all, help_of_all): (&str, &str),
-        (failed, help_of_failed): (&str, &str),
-    ) -> Result<Self, prometheus::Error> {
-        Ok(Outcomes { all: IntCounter::new(all, help_of_all)?, failed: IntCounter::new(failed, help_of_failed)? })
+    fn new(all: Family<'_>, failed: Family<'_>) -> Result<Self, prometheus::Error> {
+        let counter = |Family { name, help }: Family<'_>| IntCounter::new(name, help);
+        Ok(Outcomes { all: counter(all)?, failed: counter(failed)? })
     }
 
     fn register(&self, registry: &Registry) -> Result<(), prometheus::Error> {
@@ -85,27 +89,27 @@ impl OperationMetrics {
         let labels = ["volume_plugin", "operation_name", "status", "migrated"];
         let durations = HistogramVec::new(opts.buckets(buckets), &labels)?;
         let reconstructed = Outcomes::new(
-            (
-                "reconstruct_volume_operations_total",
-                "[ALPHA] The number of volumes that were attempted to be reconstructed from the operating system during \
+            Family {
+                name: "reconstruct_volume_operations_total",
+                help: "[ALPHA] The number of volumes that were attempted to be reconstructed from the operating system during \
                  kubelet startup. This includes both successful and failed reconstruction.",
-            ),
-            (
-                "reconstruct_volume_operations_errors_total",
-                "[ALPHA] The number of volumes that failed reconstruction from the operating system during kubelet startup.",
-            ),
+            },
+            Family {
+                name: "reconstruct_volume_operations_errors_total",
+                help: "[ALPHA] The number of volumes that failed reconstruction from the operating system during kubelet startup.",
+            },
         )?;
         let force_cleaned = Outcomes::new(
-            (
-                "force_cleaned_failed_volume_operations_total",
-                "[ALPHA] The number of volumes that were force cleaned after their reconstruction failed during kubelet \
+            Family {
+                name: "force_cleaned_failed_volume_operations_total",
+                help: "[ALPHA] The number of volumes that were force cleaned after their reconstruction failed during kubelet \
                  startup. This includes both successful and failed cleanups.",
-            ),
-            (
-                "force_cleaned_failed_volume_operation_errors_total",
-                "[ALPHA] The number of volumes that failed force cleanup after their reconstruction failed during kubelet \
+            },
+            Family {
+                name: "force_cleaned_failed_volume_operation_errors_total",
+                help: "[ALPHA] The number of volumes that failed force cleanup after their reconstruction failed during kubelet \
                  startup.",
-            ),
+            },
         )?;
         Ok(OperationMetrics { durations, reconstructed, force_cleaned })
     }

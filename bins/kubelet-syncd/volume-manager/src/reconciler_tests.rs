@@ -31,19 +31,7 @@ fn wanted(handle: &str, attachable: bool) -> DesiredVolume {
         ephemeral: false,
         migrated: false,
     };
-    let spec = VolumeSpec {
-        name: handle.into(),
-        source: Source::Csi(source),
-        block: false,
-        read_only: false,
-        access_modes: Vec::new(),
-        mount_options: Vec::new(),
-        node_affinity: None,
-        claim: None,
-        capacity: 0,
-        capacity_text: String::new(),
-        gid: None,
-    };
+    let spec = VolumeSpec::inline(handle.into(), Source::Csi(source));
     DesiredVolume {
         spec: Arc::new(spec),
         names: BTreeSet::from(["v".to_owned()]),
@@ -65,17 +53,10 @@ fn found(staged: Presence, pods: &[(&str, Presence)]) -> ActualVolume {
     };
     ActualVolume {
         device: Some(api::CsiDevice::default()),
-        disk: None,
-        plugin: String::new(),
         staged,
-        staging_path: String::new(),
         attachable: Some(true),
         pods: pods.iter().map(|(pod, presence)| (uid(pod), published(*presence))).collect(),
-        label: String::new(),
-        claim_size: 0,
-        expansion: Expansion::Possible,
-        expansion_failed: false,
-        found: false,
+        ..ActualVolume::new(String::new())
     }
 }
 

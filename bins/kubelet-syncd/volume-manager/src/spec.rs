@@ -225,6 +225,23 @@ pub struct VolumeSpec {
 }
 
 impl VolumeSpec {
+    /// Of an inline volume: no claim says anything of it.
+    pub fn inline(name: String, source: Source) -> Self {
+        VolumeSpec {
+            name,
+            source,
+            block: false,
+            read_only: false,
+            access_modes: Vec::new(),
+            mount_options: Vec::new(),
+            node_affinity: None,
+            claim: None,
+            capacity: 0,
+            capacity_text: String::new(),
+            gid: None,
+        }
+    }
+
     /// The mode that the driver is told; an inline volume's is ReadWriteOnce.
     pub fn first_access_mode(&self) -> &str {
         self.access_modes.first().map_or("ReadWriteOnce", String::as_str)

@@ -16,28 +16,21 @@ fn volume(handle: &str, name: &str, block: bool, ephemeral: bool) -> VolumeSpec 
         let identity = "1795360951520-7291-hostpath.csi.k8s.io".to_owned();
         [("storage.kubernetes.io/csiProvisionerIdentity".to_owned(), identity)].into()
     };
+    let source = Source::Csi(CsiSource {
+        driver: "hostpath.csi.k8s.io".to_owned(),
+        handle: handle.to_owned(),
+        fs_type: String::new(),
+        attributes,
+        stage_secret: None,
+        publish_secret: None,
+        expand_secret: None,
+        ephemeral,
+        migrated: false,
+    });
     VolumeSpec {
-        name: name.to_owned(),
-        source: Source::Csi(CsiSource {
-            driver: "hostpath.csi.k8s.io".to_owned(),
-            handle: handle.to_owned(),
-            fs_type: String::new(),
-            attributes,
-            stage_secret: None,
-            publish_secret: None,
-            expand_secret: None,
-            ephemeral,
-            migrated: false,
-        }),
         block,
-        read_only: false,
         access_modes: if ephemeral { Vec::new() } else { vec!["ReadWriteOnce".to_owned()] },
-        mount_options: Vec::new(),
-        node_affinity: None,
-        claim: None,
-        capacity: 0,
-        capacity_text: String::new(),
-        gid: None,
+        ..VolumeSpec::inline(name.to_owned(), source)
     }
 }
 

@@ -1,17 +1,27 @@
-//! Disks behind Fibre Channel: what kubelet-volnetd is asked for, and what its answers mean (upstream `pkg/volume/fc`). Pure.
+//! Disks behind Fibre Channel: what kubelet-volnetd is asked for, and what its answers mean (upstream `pkg/volume/fc`).
 
 use bulkhead_ipc::volnetd as api;
 use bulkhead_types::PodUid;
 use kubelet_edges::volnetd::VolnetdError;
 
+use super::mount::Mount;
 use super::{Failure, Phase, local};
 use crate::spec::{FcSource, VolumeSpec};
+
+impl Mount<'_> {
+    pub(super) async fn set_up_fc(&self, source: &FcSource) -> Result<(), Failure> {
+        let mut request = request(self.uid, &self.spec, source)?;
+        (request.fs_group, request.fs_group_on_root_mismatch) = (self.group(), self.pod.on_root_mismatch);
+        self.one_of_its_pods()?;
+        self.attached_disk("fc", self.context.ports.verbs.set_up_fc(request)).await
+    }
+}
 
 /// The request, without the group that the volume is given to.
 ///
 /// # Errors
 /// The volume names no disk.
-pub fn request(uid: &PodUid, spec: &VolumeSpec, source: &FcSource) -> Result<api::SetUpFcRequest, Failure> {
+fn request(uid: &PodUid, spec: &VolumeSpec, source: &FcSource) -> Result<api::SetUpFcRequest, Failure> {
     let what = if spec.block { "mapper" } else { "mounter" };
     let none = || format!("fc: no fc disk information found. failed to make a new {what}");
     let disk = source.disk().ok_or_else(|| Failure::new(Phase::NewMounter, none()))?;

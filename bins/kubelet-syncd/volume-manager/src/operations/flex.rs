@@ -7,10 +7,36 @@ use k8s_openapi::api::core::v1::Node;
 use kubelet_edges::volnetd::VolnetdError;
 use tonic::Code;
 
-use super::{Failure, Phase, local, secrets};
+use super::mount::Mount;
+use super::{Failure, Phase, fc, local, secrets};
+use crate::actual_state::Presence;
 use crate::pod_facts::PodFacts;
 use crate::ports::ClusterReader;
 use crate::spec::{FlexCan, FlexSource, ObjectRef, UniqueName, VolumeSpec};
+
+impl Mount<'_> {
+    pub(super) async fn set_up_flex(&self, source: &FlexSource) -> Result<(), Failure> {
+        let reader = &*self.context.ports.reader;
+        let device = device(reader.node().borrow().as_deref(), self.volume);
+        let mut request = request(self.uid, &self.pod, &self.spec, source, device)?;
+        let secret = secret(reader, &self.pod, source).await?;
+        request.options.iter_mut().for_each(|told| told.secret.clone_from(&secret));
+        self.one_of_its_pods()?;
+        let _place = self.context.place(&source.driver).await;
+        // Giving it to a group is part of it, and told by nobody: what takes long is the driver's mount more often.
+        let reply = self.context.ports.verbs.set_up_flex(request).await.map_err(|error| {
+            if source.can.attach && fc::may_be_attached(&error) {
+                self.attempted();
+            }
+            failure(&error)
+        })?;
+        // Until its file system fills it, the pod does not have it.
+        self.mounted_as(Presence::Uncertain, reply.host_path.clone(), reply.relabel);
+        self.expand().await?;
+        self.mounted_as(Presence::Yes, reply.host_path, reply.relabel);
+        Ok(())
+    }
+}
 
 /// What a driver says it can do.
 pub fn can(told: FlexCapabilities) -> FlexCan {

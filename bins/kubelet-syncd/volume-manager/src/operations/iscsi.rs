@@ -4,16 +4,28 @@ use bulkhead_ipc::common::IscsiChap;
 use bulkhead_ipc::volnetd as api;
 use bulkhead_types::PodUid;
 
+use super::mount::Mount;
 use super::{Failure, Phase};
 use crate::csi::requests::Pairs;
 use crate::ports::ClusterReader;
 use crate::spec::{IscsiSource, ObjectRef, VolumeSpec};
 
+impl Mount<'_> {
+    pub(super) async fn set_up_iscsi(&self, source: &IscsiSource) -> Result<(), Failure> {
+        let namespace = self.pod.identity.as_ref().map_or("default", |identity| identity.namespace.as_str());
+        let reader = &*self.context.ports.reader;
+        let mut request = request(reader, self.uid, namespace, &self.spec, source).await?;
+        (request.fs_group, request.fs_group_on_root_mismatch) = (self.group(), self.pod.on_root_mismatch);
+        self.one_of_its_pods()?;
+        self.attached_disk("iscsi", self.context.ports.verbs.set_up_iscsi(request)).await
+    }
+}
+
 /// The request, without the group that the volume is given to.
 ///
 /// # Errors
 /// The secret with passwords cannot be read.
-pub async fn request(
+async fn request(
     reader: &dyn ClusterReader,
     uid: &PodUid,
     namespace: &str,

@@ -1,11 +1,33 @@
-//! Local volumes: what kubelet-volnetd is asked for, and what its answers mean (upstream `pkg/volume/local`). Pure.
+//! Local volumes: what kubelet-volnetd is asked for, and what its answers mean (upstream `pkg/volume/local`).
 
 use bulkhead_ipc::volnetd as api;
 use bulkhead_types::PodUid;
 use kubelet_edges::volnetd::VolnetdError;
+use kubelet_model::events::EventType;
 
+use super::mount::Mount;
 use super::{Failure, Phase};
 use crate::spec::VolumeSpec;
+
+impl Mount<'_> {
+    pub(super) async fn set_up_local(&self, path: &str, fs_type: &str) -> Result<(), Failure> {
+        let mut request = request(self.uid, &self.spec, path, fs_type);
+        (request.fs_group, request.fs_group_on_root_mismatch) = (self.group(), self.pod.on_root_mismatch);
+        self.one_of_its_pods()?;
+        let reply = self.with_group("local-volume", self.context.ports.verbs.set_up_local(request)).await;
+        let reply = reply.map_err(|error| failure(&error))?;
+        if let (Some(wanted), Some(other)) = (self.group(), reply.other_group) {
+            let message = other_group(wanted, &self.spec.name, other);
+            self.context.event(&self.pod, EventType::Warning, "AlreadyMountedVolume", message);
+        }
+        if self.spec.block {
+            let (global, map) = maps(self.uid, &self.spec.name, &reply.host_path);
+            self.say_mapped_at(&global, &map);
+        }
+        self.mounted(reply.host_path);
+        Ok(())
+    }
+}
 
 /// The request, without the group that the volume is given to.
 pub fn request(uid: &PodUid, spec: &VolumeSpec, path: &str, fs_type: &str) -> api::SetUpLocalRequest {
@@ -34,12 +56,12 @@ pub fn failure(error: &VolnetdError) -> Failure {
 }
 
 /// Upstream's warning to a pod whose group a shared volume does not get.
-pub fn other_group(wanted: i64, volume: &str, is: i64) -> String {
+fn other_group(wanted: i64, volume: &str, is: i64) -> String {
     format!("The requested fsGroup is {wanted}, but the volume {volume} has GID {is}. The volume may not be shareable.")
 }
 
 /// Folders of the maps of a block volume, by its link: that of all pods, and the pod's.
-pub fn maps(uid: &PodUid, volume: &str, link: &str) -> (String, String) {
+fn maps(uid: &PodUid, volume: &str, link: &str) -> (String, String) {
     const PLUGIN: &str = "kubernetes.io~local-volume";
     let of_pod = link.rsplit_once('/').map_or(link, |(folder, _)| folder);
     let root = link.strip_suffix(&format!("/pods/{uid}/volumeDevices/{PLUGIN}/{volume}")).unwrap_or_default();

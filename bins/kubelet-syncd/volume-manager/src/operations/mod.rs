@@ -3,11 +3,13 @@
 //! Between two verbs of kubelet-volnetd stands each call of a driver: what a Prepare has noted is uncertain until its Commit, so
 //! that whoever comes after a death calls again, or takes back.
 
+pub mod csi;
 pub mod csi_words;
 pub mod driver_facts;
 pub mod expand;
 pub mod fc;
 pub mod flex;
+pub mod host_path;
 pub mod iscsi;
 pub mod local;
 pub mod mount;

@@ -4,33 +4,49 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use bulkhead_ipc::volnetd as api;
+use bulkhead_types::PodUid;
 use kubelet_edges::resolver;
 
+use super::mount::Mount;
 use super::{Failure, Phase};
+use crate::spec::VolumeSpec;
 
 /// Of a resolver that does not answer nothing is waited for longer.
 const RESOLVE: Duration = Duration::from_secs(15);
 /// As many as kubelet-volnetd takes.
 const ADDRESSES: usize = 8;
 
+impl Mount<'_> {
+    pub(super) async fn set_up_nfs(&self, server: &str, path: &str) -> Result<(), Failure> {
+        if self.spec.block {
+            return Err(Failure::new(Phase::NewMounter, "no block volume plugin matched: kubernetes.io/nfs"));
+        }
+        let request = request(self.uid, &self.spec, server, path).await?;
+        self.one_of_its_pods()?;
+        let reply = self.context.ports.verbs.set_up_nfs(request).await;
+        let reply = reply.map_err(|error| Failure::verb(Phase::SetUp, &error))?;
+        self.mounted(reply.host_path);
+        Ok(())
+    }
+}
+
 /// The request for an export; the server's addresses are in the order in which the resolver has them.
 ///
 /// # Errors
 /// The name stands for nothing, in mount.nfs's words.
-pub async fn request(
-    pod_uid: String,
-    volume: String,
-    server: &str,
-    path: &str,
-    options: Vec<String>,
-    read_only: bool,
-) -> Result<api::SetUpNfsRequest, Failure> {
-    let addresses = addresses(server, &pod_uid)
+async fn request(uid: &PodUid, spec: &VolumeSpec, server: &str, path: &str) -> Result<api::SetUpNfsRequest, Failure> {
+    let addresses = addresses(server, uid.as_str())
         .await
         .map_err(|why| Failure::new(Phase::SetUp, format!("mount failed: Failed to resolve server {server}: {why}")))?;
-    let addresses = addresses.into_iter().map(|address| address.to_string()).collect();
-    let (server, path) = (server.to_owned(), path.to_owned());
-    Ok(api::SetUpNfsRequest { pod_uid, volume, server, addresses, path, options, read_only })
+    Ok(api::SetUpNfsRequest {
+        pod_uid: uid.to_string(),
+        volume: spec.name.clone(),
+        server: server.to_owned(),
+        addresses: addresses.into_iter().map(|address| address.to_string()).collect(),
+        path: path.to_owned(),
+        options: spec.mount_options.clone(),
+        read_only: spec.read_only,
+    })
 }
 
 async fn addresses(server: &str, pod_uid: &str) -> Result<Vec<IpAddr>, String> {
@@ -52,15 +68,31 @@ async fn addresses(server: &str, pod_uid: &str) -> Result<Vec<IpAddr>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::Source;
+
+    async fn asked(server: &str) -> Result<api::SetUpNfsRequest, Failure> {
+        let source = Source::Nfs { server: server.into(), path: "/p".into() };
+        let spec = VolumeSpec::inline("v".into(), source);
+        let spec = VolumeSpec { mount_options: vec!["hard".into()], read_only: true, ..spec };
+        request(&PodUid::parse("u").unwrap(), &spec, server, "/p").await
+    }
 
     #[tokio::test]
     async fn literals_are_not_resolved_and_names_are() {
         for (server, address) in [("10.0.0.1", "10.0.0.1"), ("fd00::1", "fd00::1"), ("[fd00::1]", "fd00::1")] {
-            let asked = request("u".into(), "v".into(), server, "/p", vec!["hard".into()], true).await.unwrap();
-            assert_eq!((asked.server.as_str(), &asked.addresses[..]), (server, &[address.to_owned()][..]));
+            let expected = api::SetUpNfsRequest {
+                pod_uid: "u".into(),
+                volume: "v".into(),
+                server: server.into(),
+                addresses: vec![address.into()],
+                path: "/p".into(),
+                options: vec!["hard".into()],
+                read_only: true,
+            };
+            assert_eq!(asked(server).await, Ok(expected));
         }
         assert!(!addresses("localhost", "u").await.unwrap().is_empty());
-        let refused = request("u".into(), "v".into(), "no such host", "/p", Vec::new(), false).await.unwrap_err();
+        let refused = asked("no such host").await.unwrap_err();
         assert!(refused.text.starts_with("mount failed: Failed to resolve server no such host: "), "{}", refused.text);
         assert!(!refused.away, "the pod's event says it");
     }

@@ -98,19 +98,8 @@ pub fn inline(pod: &Pod, volume: &Volume) -> Option<Result<VolumeSpec, String>> 
         Ok(source) => source,
         Err(why) => return Some(Err(format!("failed to translate in-tree pv to CSI: {why}"))),
     };
-    Some(Ok(VolumeSpec {
-        name: folder(&source.driver, &id),
-        source: Source::Csi(source),
-        block: false,
-        read_only: false,
-        access_modes: vec![mode.to_owned()],
-        mount_options: Vec::new(),
-        node_affinity: None,
-        claim: None,
-        capacity: 0,
-        capacity_text: String::new(),
-        gid: None,
-    }))
+    let name = folder(&source.driver, &id);
+    Some(Ok(VolumeSpec { access_modes: vec![mode.to_owned()], ..VolumeSpec::inline(name, Source::Csi(source)) }))
 }
 
 /// The name of an inline volume's folders: the driver's and the volume's. One that is no PersistentVolume's name (a path of a

@@ -356,19 +356,7 @@ fn fc_source(fc: &FCVolumeSource) -> FcSource {
 }
 
 fn inline_of(volume: &Volume, source: Source, read_only: Option<bool>) -> VolumeSpec {
-    VolumeSpec {
-        name: volume.name.clone(),
-        source,
-        block: false,
-        read_only: read_only == Some(true),
-        access_modes: Vec::new(),
-        mount_options: Vec::new(),
-        node_affinity: None,
-        claim: None,
-        capacity: 0,
-        capacity_text: String::new(),
-        gid: None,
-    }
+    VolumeSpec { read_only: read_only == Some(true), ..VolumeSpec::inline(volume.name.clone(), source) }
 }
 
 #[cfg(test)]
