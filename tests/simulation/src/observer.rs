@@ -70,6 +70,7 @@ fn told(pod: &PodState) -> Told {
         running: pod.containers.iter().filter(|c| c.state == "running").map(|c| c.name.clone()).collect(),
         ready: pod.containers.iter().filter(|c| c.ready).map(|c| c.name.clone()).collect(),
         may_delete: pod.may_delete,
+        may_run: pod.containers_may_run,
         reason: pod.reason.clone(),
         message: pod.message.clone(),
         version: serde_json::from_slice::<serde_json::Value>(&pod.static_pod_json)

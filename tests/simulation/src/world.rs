@@ -167,6 +167,8 @@ pub struct Told {
     pub running: BTreeSet<String>,
     pub ready: BTreeSet<String>,
     pub may_delete: bool,
+    /// Containers may still run: what ends the pod is withheld from the API server until it is false.
+    pub may_run: bool,
     pub reason: String,
     pub message: String,
     /// Of a static pod: what it was made of.
