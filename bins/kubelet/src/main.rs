@@ -2,6 +2,7 @@
 //! effective configuration and hands over to the launcher, which starts and supervises the four daemons, or to systemd
 //! where its units are in use.
 
+mod hidden_processes;
 mod kubeconfig;
 mod launch;
 mod lock_file;

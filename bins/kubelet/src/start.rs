@@ -13,6 +13,7 @@ use bulkhead_config::{FieldError, Identity, NodeConfig, ResolveError, ServingErr
 use bulkhead_daemon::logging::{self, LogFormat};
 use bulkhead_types::chain;
 
+use crate::hidden_processes::{self, HiddenProcesses};
 use crate::kubeconfig::NoCredentials;
 use crate::launch::{self, ClaimError, Instance, LaunchError};
 use crate::lock_file::{self, LockError};
@@ -55,6 +56,8 @@ pub enum StartError {
     NoCredentials(#[from] NoCredentials),
     #[error(transparent)]
     Managers(#[from] ManagersError),
+    #[error("this machine cannot run the node agent")]
+    HiddenProcesses(#[from] HiddenProcesses),
     #[error(transparent)]
     Internal(#[from] NotInternal),
 }
@@ -169,6 +172,7 @@ fn run_node(effective: Effective) -> Result<(), StartError> {
     };
     let instance = Instance::claim(&config.paths.root_dir, &config.cgroup_root, config.node_name.as_str())?;
     config.users = instance.users();
+    hidden_processes::check(config.users.gid)?;
     Ok(launch::run(&config, instance)?)
 }
 

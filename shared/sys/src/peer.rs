@@ -34,6 +34,10 @@ pub enum PeerError {
     Credentials(#[source] io::Error),
     #[error("peer process {pid} is in another pid namespace or gone")]
     NoProcess { pid: i32 },
+    #[error(
+        "peer process {pid} is hidden by the option hidepid= of /proc, which has to let the daemons' group see it (gid=)"
+    )]
+    Hidden { pid: i32 },
     #[error("failed to read {what} of peer process {pid}")]
     Proc { pid: i32, what: &'static str, source: io::Error },
 }
@@ -49,7 +53,10 @@ pub fn identify(socket: impl AsFd) -> Result<PeerIdentity, PeerError> {
     let pidfd = peer_pidfd(socket, raw).map_err(|_| PeerError::NoProcess { pid })?;
     let proc = |what: &'static str| {
         let path = format!("/proc/{pid}/{what}");
-        kernel_file::read(Path::new(&path)).map_err(|source| PeerError::Proc { pid, what, source })
+        kernel_file::read(Path::new(&path)).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied if is_alive(&pidfd) => PeerError::Hidden { pid },
+            _ => PeerError::Proc { pid, what, source },
+        })
     };
     let uid_map = proc("uid_map")?;
     let cgroups = parse_cgroups(&proc("cgroup")?);

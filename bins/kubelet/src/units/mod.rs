@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use bulkhead_config::{NodeConfig, Users};
 use bulkhead_daemon::privileges::{Program, XTABLES_LOCK};
 
+use crate::hidden_processes::{self, HiddenProcesses};
 use crate::launch::claims::{Holder, Registry, Subject};
 use crate::launch::{ClaimError, folder, users};
 use crate::lock_file::{self, LockError};
@@ -40,6 +41,8 @@ pub enum Supervisor {
 /// Why the units were not given their configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum UnitsError {
+    #[error(transparent)]
+    HiddenProcesses(#[from] HiddenProcesses),
     #[error("{SUPERVISOR}={0:?}: \"systemd\" is the only value; without it `kubelet` starts its daemons itself")]
     UnknownSupervisor(String),
     #[error(
@@ -149,6 +152,7 @@ pub fn render(config: &mut NodeConfig) -> Result<(), UnitsError> {
         );
     }
     config.users = named_users()?;
+    hidden_processes::check(config.users.gid)?;
     if let Some(user) = users::helper(config.users, Program::Iptables, &users::passwd()) {
         xtables_lock::share(Path::new(XTABLES_LOCK), user.gid);
     }
