@@ -113,20 +113,9 @@ mod traced;
 mod unrated;
 pub mod walker;
 
-use bulkhead_ipc::peers::{MethodRule, Role};
-
 pub use metrics::Metrics;
 pub use pods::{NodeWord, Pod, PodContainer, PodSource, PodVolume, SyncdPods, VolumeKind};
 pub use run::run;
 pub use runtime::{RuntimeDisks, RuntimeSource, SyncdRuntime};
 pub use runtime_pods::PodFigures;
 pub use sample::{NodePaths, Sample, SampleScope, Sampler};
-
-/// Who may call what.
-pub const RULES: &[MethodRule] = &[
-    MethodRule { method: "/kubelet.evictiond.v1.Stats/Summary", peers: &[Role::Statusd, Role::Operator] },
-    MethodRule { method: "/kubelet.evictiond.v1.Stats/Cgroups", peers: &[Role::Statusd, Role::Operator] },
-    MethodRule { method: "/kubelet.evictiond.v1.Pressure/Watch", peers: &[Role::Statusd, Role::Operator] },
-    MethodRule { method: "/kubelet.evictiond.v1.Pressure/Get", peers: &[Role::Operator] },
-    MethodRule { method: "/kubelet.evictiond.v1.Images/List", peers: &[Role::Operator] },
-];

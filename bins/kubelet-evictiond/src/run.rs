@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bulkhead_config::{Feature, NodeConfig};
-use bulkhead_daemon::{Daemon, RunError};
+use bulkhead_daemon::{Daemon, Passed, RunError};
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::evictiond::images_server::ImagesServer;
 use bulkhead_ipc::evictiond::pressure_server::PressureServer;
 use bulkhead_ipc::evictiond::stats_server::StatsServer;
+use bulkhead_ipc::peers::{MethodRule, Role};
 use bulkhead_types::Process;
 use bulkhead_worker::WorkerPool;
 use bulkhead_worker::hanging::{Hanging, degraded};
@@ -43,8 +44,17 @@ use crate::walker;
 /// The loop that measures for the metrics does nothing but wait, for readers or for a sample.
 const LOOP_BOUND: Duration = Duration::from_secs(20);
 
-/// Name of the descriptor of the kernel's log, and of what is told of it.
-const KERNEL_LOG: (&str, &str) = ("kmsg", "kernel log");
+/// Name of what is told of the kernel's log.
+const KERNEL_LOG: &str = "kernel log";
+
+/// Who may call what.
+const RULES: &[MethodRule] = &[
+    MethodRule { method: "/kubelet.evictiond.v1.Stats/Summary", peers: &[Role::Statusd, Role::Operator] },
+    MethodRule { method: "/kubelet.evictiond.v1.Stats/Cgroups", peers: &[Role::Statusd, Role::Operator] },
+    MethodRule { method: "/kubelet.evictiond.v1.Pressure/Watch", peers: &[Role::Statusd, Role::Operator] },
+    MethodRule { method: "/kubelet.evictiond.v1.Pressure/Get", peers: &[Role::Operator] },
+    MethodRule { method: "/kubelet.evictiond.v1.Images/List", peers: &[Role::Operator] },
+];
 
 /// The daemon's work.
 ///
@@ -69,7 +79,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let watch_health = watch_health(&daemon, &persistent);
     // Statistics need nothing from the other processes, so peers are answered before the state folder is ours; what
     // the lock is for is that an older instance does not go on beside this one.
-    let serve = daemon.serve(services, crate::RULES);
+    let serve = daemon.serve(services, RULES);
     daemon.set_ready().await;
     tokio::try_join!(serve, hold_state(&daemon, measuring, syncd, told), report, rotate, measure, watch_health)?;
     Ok(())
@@ -136,7 +146,7 @@ impl Measuring {
             metrics,
             reader: Arc::new(Mutex::new(reader)),
             sensors,
-            kernel_log: daemon.take_listener(KERNEL_LOG.0),
+            kernel_log: daemon.take_passed(Passed::KernelLog),
             ooms,
             owners,
             hierarchy,
@@ -254,14 +264,14 @@ async fn watch_kernel_log(
 ) {
     let read = async {
         let passed = passed.ok_or_else(|| std::io::Error::other("the supervisor could not open it"))?;
-        oom::watch::run(parts(Kmsg::new(passed)?), daemon.progress.register(KERNEL_LOG.1, LOOP_BOUND)).await
+        oom::watch::run(parts(Kmsg::new(passed)?), daemon.progress.register(KERNEL_LOG, LOOP_BOUND)).await
     };
     if let Err(error) = read.await {
         let told = "the kernel's log (/dev/kmsg) is not read: no event SystemOOM, and container_oom_events_total is the kernel's \
                     own count of killed processes";
         counts.give_up();
         tracing::warn!(%error, "{told}");
-        daemon.set_degraded(KERNEL_LOG.1, Some(format!("{told} ({error})")));
+        daemon.set_degraded(KERNEL_LOG, Some(format!("{told} ({error})")));
     }
 }
 
@@ -271,7 +281,7 @@ fn walker(daemon: &Arc<Daemon>) -> std::io::Result<walker::Walker> {
     let tell = Box::new(move |hanging: &[Hanging]| {
         health.set_degraded("file systems", degraded(hanging));
     });
-    let workers = match daemon.take_listener("walker") {
+    let workers = match daemon.take_passed(Passed::Walker) {
         Some(socket) => WorkerPool::passed(socket, walker::LIMITS, tell)?,
         None => WorkerPool::at(walker::socket(&daemon.config.paths), walker::LIMITS, tell),
     };
