@@ -159,14 +159,21 @@ async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-fn client(lab: &Lab) -> CriClient {
-    CriClient::new(Arc::new(DirectConnector(lab.containerd().socket())), CriDeadlines::default())
+/// Once the runtime has set up its CRI, which it does after it has begun to answer.
+async fn client(lab: &Lab) -> CriClient {
+    let client = CriClient::new(Arc::new(DirectConnector(lab.containerd().socket())), CriDeadlines::default());
+    let deadline = Instant::now() + LIMIT;
+    while let Err(error) = client.list_pod_sandbox(v1::ListPodSandboxRequest::default()).await {
+        assert!(Instant::now() < deadline, "{error}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    client
 }
 
 #[tokio::test]
 async fn events_of_containerd_reach_pleg_also_over_its_restart() {
     let lab = Lab::start().unwrap();
-    let client = client(&lab);
+    let client = client(&lab).await;
     let before = Pod::start(&client, &lab, "before").await;
     let early = before.run("main", "sleep 1000").await;
 
@@ -283,7 +290,7 @@ async fn events_of_containerd_reach_pleg_also_over_its_restart() {
 #[tokio::test]
 async fn without_events_it_relists() {
     let lab = Lab::start().unwrap();
-    let client = client(&lab);
+    let client = client(&lab).await;
     let options = PlegOptions { events: false, relist_interval: Duration::from_millis(200), ..Default::default() };
     let (pleg, task) = Pleg::new(client.clone(), options, &prometheus::Registry::new()).unwrap();
     let mut events = Events(pleg.subscribe());
@@ -314,7 +321,7 @@ impl Credentials for Nobody {
 #[tokio::test]
 async fn images_by_policy() {
     let lab = Lab::start().unwrap();
-    let manager = ImageManager::new(client(&lab), PullLimits::default(), ImagesInUse::new(|| 0));
+    let manager = ImageManager::new(client(&lab).await, PullLimits::default(), ImagesInUse::new(|| 0));
     let uid = PodUid::parse("u").unwrap();
     let annotations = BTreeMap::new();
     let said = std::sync::Mutex::new(Vec::new());
