@@ -433,11 +433,7 @@ async fn pod_volumes(walker: &Walker, pod: &Pod, metrics: &Metrics, incomplete: 
         metrics.volume_seconds.with_label_values(&["du"]).observe(seconds);
         if volume.folder.incomplete && incomplete.is_news(&format!("{}/{name}", pod.uid)) {
             let pod = format!("{}/{}", pod.namespace, pod.name);
-            tracing::warn!(
-                pod,
-                volume = name,
-                "what this volume holds could not be counted as a whole: it is more than is told"
-            );
+            tracing::warn!(pod, volume = name, "the usage of the volume is incomplete: it holds more than is reported");
         }
         let known = pod.volumes.iter().find(|known| known.name.as_str() == name);
         volumes.all.push((name, volume, known.is_some_and(|known| known.kind.is_ephemeral())));

@@ -134,7 +134,7 @@ impl ManifestStore for BrokerManifests {
                     return Change::Rescan;
                 }
                 Err(status) => {
-                    tracing::warn!(code = ?status.code(), "manifests cannot be watched now: {}", status.message());
+                    tracing::warn!(code = ?status.code(), "failed to watch static pod manifests: {}", status.message());
                     tokio::time::sleep(REOPEN * 5).await;
                 }
             }

@@ -70,7 +70,7 @@ impl OomReports {
         match self.store.save(&saved) {
             // A machine without memory may have no room on its disk: the event is worth more than that it is not told again.
             Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
-                tracing::warn!(%error, "which out of memory kill was told last is not written down");
+                tracing::warn!(%error, "failed to save the last reported OOM kill");
             }
             saved => saved.map_err(OomError::Store)?,
         }

@@ -218,7 +218,7 @@ impl Ownership {
             Owner::Unclear => "the runtime does not tell where it belongs, and this node has no record of it",
         };
         if self.memory().told.insert(uid.clone()) {
-            tracing::info!(pod_uid = %uid, name = pod.name, namespace = pod.namespace, "pod of somebody else is left alone: {why}");
+            tracing::info!(pod_uid = %uid, name = pod.name, namespace = pod.namespace, "ignoring pod that another kubelet runs: {why}");
         }
     }
 

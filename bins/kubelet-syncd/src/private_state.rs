@@ -57,7 +57,10 @@ impl PrivateState {
     /// What [`BackOffStore::save`] wrote last.
     pub fn back_off(&self) -> Option<Vec<u8>> {
         self.text(BACK_OFF, CrashLoopBackOff::understands).unwrap_or_else(|error| {
-            tracing::warn!(error = &error as &dyn std::error::Error, "back-off of containers begins anew");
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "failed to load container back-off: beginning anew"
+            );
             None
         })
     }
@@ -67,7 +70,7 @@ impl PrivateState {
     /// What [`AllocationStore::save`] wrote last; None when there is nothing, or nothing that can be read.
     pub fn allocations(&self) -> Option<Saved> {
         self.0.load(ALLOCATIONS, |bytes| serde_json::from_slice(bytes)).unwrap_or_else(|error| {
-            tracing::warn!(error = &error as &dyn std::error::Error, "what pods were granted is not known any more");
+            tracing::warn!(error = &error as &dyn std::error::Error, "failed to load the allocated resources of pods");
             None
         })
     }
@@ -104,7 +107,10 @@ impl PrivateState {
     /// What [`PreStopStore::save`] wrote last.
     pub fn pre_stops(&self) -> Option<Vec<u8>> {
         self.text(PRE_STOPS, PreStops::understands).unwrap_or_else(|error| {
-            tracing::warn!(error = &error as &dyn std::error::Error, "preStop hooks that have run may run again");
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "failed to load preStop hooks that have run: they may run again"
+            );
             None
         })
     }
@@ -113,7 +119,7 @@ impl PrivateState {
 impl PreStopStore for PrivateState {
     fn save(&self, json: &[u8]) {
         if let Err(error) = self.0.write(PRE_STOPS.name, json) {
-            tracing::warn!(error = &error as &dyn std::error::Error, "preStop hooks may run again after a restart");
+            tracing::warn!(error = &error as &dyn std::error::Error, "failed to save preStop hooks that have run");
         }
     }
 }
@@ -121,20 +127,14 @@ impl PreStopStore for PrivateState {
 impl ProbeStore for PrivateState {
     fn load(&self) -> Option<Vec<u8>> {
         self.text(PROBES, journal::understands).unwrap_or_else(|error| {
-            tracing::warn!(
-                error = &error as &dyn std::error::Error,
-                "what probes found out before is not known any more"
-            );
+            tracing::warn!(error = &error as &dyn std::error::Error, "failed to load probe results");
             None
         })
     }
 
     fn save(&self, json: &[u8]) {
         if let Err(error) = self.0.write(PROBES.name, json) {
-            tracing::warn!(
-                error = &error as &dyn std::error::Error,
-                "what probes find out would not survive a restart"
-            );
+            tracing::warn!(error = &error as &dyn std::error::Error, "failed to save probe results");
         }
     }
 }
@@ -143,7 +143,10 @@ impl PrivateState {
     /// What [`RecordStore::save`] wrote last. Without it every image that is there counts as brought by somebody else.
     pub fn pull_records(&self) -> PullRecords {
         let read = self.0.load(PULLS, |bytes| serde_json::from_slice(bytes)).unwrap_or_else(|error| {
-            tracing::warn!(error = &error as &dyn std::error::Error, "records of image pulls begin anew");
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "failed to load image pull records: beginning anew"
+            );
             None
         });
         read.unwrap_or_default()
@@ -154,7 +157,10 @@ impl PrivateState {
     /// What [`pull_back_off::BackOffStore::save`] wrote last.
     pub fn pull_back_off(&self) -> Option<pull_back_off::Saved> {
         self.0.load(PULL_BACK_OFF, |bytes| serde_json::from_slice(bytes)).unwrap_or_else(|error| {
-            tracing::warn!(error = &error as &dyn std::error::Error, "back-off of image pulls begins anew");
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "failed to load image pull back-off: beginning anew"
+            );
             None
         })
     }
@@ -165,10 +171,7 @@ impl pull_back_off::BackOffStore for PrivateState {
         let written = state_file::encode(PULL_BACK_OFF.version, saved).map_err(std::io::Error::from);
         let written = written.and_then(|json| self.0.write(PULL_BACK_OFF.name, &json).map_err(std::io::Error::other));
         if let Err(error) = written {
-            tracing::warn!(
-                error = &error as &dyn std::error::Error,
-                "back-off of image pulls would not survive a restart"
-            );
+            tracing::warn!(error = &error as &dyn std::error::Error, "failed to save image pull back-off");
         }
     }
 }
@@ -184,7 +187,7 @@ impl PrivateState {
     /// What [`EvictionStore::save`] wrote last. Without it a pod whose eviction was cut off by a restart runs on.
     pub fn evictions(&self) -> book::Saved {
         let read = self.0.load(EVICTIONS, |bytes| serde_json::from_slice(bytes)).unwrap_or_else(|error| {
-            tracing::warn!(error = &error as &dyn std::error::Error, "evictions in flight are not known any more");
+            tracing::warn!(error = &error as &dyn std::error::Error, "failed to load evictions in flight");
             None
         });
         read.unwrap_or_default()
@@ -193,7 +196,10 @@ impl PrivateState {
     /// What [`PressureStore::save`] wrote last.
     pub fn pressure(&self) -> Option<pressure::Saved> {
         self.0.load(PRESSURE, |bytes| serde_json::from_slice(bytes)).unwrap_or_else(|error| {
-            tracing::warn!(error = &error as &dyn std::error::Error, "pods are admitted without pressure until told");
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "failed to load the node's pressure conditions: pods are admitted until kubelet-evictiond reports them"
+            );
             None
         })
     }
@@ -225,7 +231,10 @@ impl PrivateState {
     /// What [`OomStore::save`] wrote last.
     pub fn ooms(&self) -> Option<ooms::Saved> {
         self.0.load(OOMS, |bytes| serde_json::from_slice(bytes)).unwrap_or_else(|error| {
-            tracing::warn!(error = &error as &dyn std::error::Error, "a SystemOOM may be told a second time");
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "failed to load the last reported OOM kill: an event SystemOOM may come twice"
+            );
             None
         })
     }
@@ -241,7 +250,10 @@ impl OomStore for PrivateState {
 impl ShutdownStore for PrivateState {
     fn load(&self) -> Option<record::Saved> {
         self.0.load(SHUTDOWN, |bytes| serde_json::from_slice(bytes)).unwrap_or_else(|error| {
-            tracing::warn!(error = &error as &dyn std::error::Error, "pods have their whole time at a shutdown again");
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "failed to load graceful shutdown state: pods have their whole grace period again"
+            );
             None
         })
     }
@@ -269,10 +281,7 @@ impl UidStore for PrivateState {
 impl BackOffStore for PrivateState {
     fn save(&self, json: &[u8]) {
         if let Err(error) = self.0.write(BACK_OFF.name, json) {
-            tracing::warn!(
-                error = &error as &dyn std::error::Error,
-                "back-off of containers would not survive a restart"
-            );
+            tracing::warn!(error = &error as &dyn std::error::Error, "failed to save container back-off");
         }
     }
 }

@@ -56,7 +56,7 @@ impl StartLimiter {
             if release(&late) {
                 tracing::warn!(
                     after_seconds = hold.as_secs(),
-                    "a pod's start takes too long, its slot goes to the next"
+                    "pod start is slow: its start slot is given to the next pod"
                 );
             }
         });

@@ -84,7 +84,7 @@ fn sigterm_in_the_middle_of_starts_leaves_nothing_half_made() -> Result<()> {
         ensure!(running.main().attempt == 0, "{:?}", running.main());
     }
     let log = std::fs::read_to_string(node.log())?;
-    ensure!(!log.contains("cannot link the container's log"), "kubelet-volnetd went before kubelet-syncd had finished");
+    ensure!(!log.contains("failed to link container log"), "kubelet-volnetd went before kubelet-syncd had finished");
     let (sandboxes, containers) = (node.cri()?.sandboxes()?, node.cri()?.containers()?);
     ensure!(sandboxes.len() == PODS && containers.len() == PODS, "{sandboxes:#?} {containers:#?}");
     node.finish()

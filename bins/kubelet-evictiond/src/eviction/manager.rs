@@ -276,7 +276,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
             self.parts.state.write(LEDGER.name, &bytes).map_err(|error| bulkhead_types::chain(&error))
         });
         if let Err(error) = written {
-            tracing::warn!(error, "since when thresholds are met would not survive a restart");
+            tracing::warn!(error, "failed to save since when eviction thresholds are met");
         }
         // One that failed is tried again with the next change, or when it is old.
         self.saved = (self.ledger.clone(), Some(Instant::now()));

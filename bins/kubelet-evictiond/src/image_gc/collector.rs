@@ -379,7 +379,7 @@ impl<S: ImageStore> Collector<S> {
         let written =
             written.and_then(|bytes| state.write(LEDGER.name, &bytes).map_err(|error| bulkhead_types::chain(&error)));
         if let Err(error) = written {
-            tracing::warn!(error, "since when images are unused would not survive a restart");
+            tracing::warn!(error, "failed to save since when images are unused");
         }
     }
 }

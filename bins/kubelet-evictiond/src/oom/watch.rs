@@ -63,7 +63,10 @@ struct Watch<L, S> {
 /// The log can be read no further; what it told stays in the ledger.
 pub async fn run<L: KernelLog, S: Listener>(parts: Parts<L, S>, heartbeat: Heartbeat) -> io::Result<()> {
     let kept = parts.state.load(LEDGER, |bytes| serde_json::from_slice(bytes)).unwrap_or_else(|error| {
-        tracing::warn!(error = &error as &dyn std::error::Error, "what the kernel's log told of may be told again");
+        tracing::warn!(
+            error = &error as &dyn std::error::Error,
+            "failed to load the place in the kernel's log: its last kills may be reported again"
+        );
         None
     });
     let ledger = Ledger::of_boot(kept, &parts.boot_id);
@@ -164,7 +167,7 @@ impl<L: KernelLog, S: Listener> Watch<L, S> {
         });
         self.unsaved = written.err().map(|error| {
             // Whoever starts next reads the log again from where the file left off.
-            tracing::warn!(error, "what the kernel's log told of is not written down");
+            tracing::warn!(error, "failed to save the place in the kernel's log");
             Instant::now() + SAVE_AGAIN
         });
     }
@@ -175,7 +178,11 @@ impl<L: KernelLog, S: Listener> Watch<L, S> {
             match self.parts.syncd.tell(&self.parts.boot_id, &kill).await {
                 Ok(()) => {}
                 Err(status) if status.code() == tonic::Code::InvalidArgument => {
-                    tracing::error!(sequence = kill.sequence, "OOM: not told, it was refused: {}", status.message());
+                    tracing::error!(
+                        sequence = kill.sequence,
+                        "OOM: kubelet-syncd rejected the report: {}",
+                        status.message()
+                    );
                 }
                 Err(status) => {
                     tracing::debug!(code = ?status.code(), "OOM: not told yet: {}", status.message());

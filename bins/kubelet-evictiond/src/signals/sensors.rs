@@ -114,7 +114,7 @@ async fn open(broker: &BrokerClient, kind: &Kind) -> Option<OwnedFd> {
         match broker.open(kind.clone()).await {
             Ok(fd) => return Some(fd),
             Err(error) if is_final(error.code()) => {
-                tracing::info!(%error, "readings are not woken by the kernel");
+                tracing::info!(%error, "failed to watch cgroup memory: readings are periodic alone");
                 return None;
             }
             Err(error) => tracing::debug!(%error, "no event of the kernel's for memory yet"),

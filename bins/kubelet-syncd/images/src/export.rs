@@ -65,7 +65,7 @@ impl Export {
     pub async fn begin<S: ImageService>(broker: BrokerClient, images: &ImageManager<S>) -> Self {
         let there = read(&broker, images).await.inspect_err(|error| {
             let error = error as &dyn std::error::Error;
-            tracing::warn!(error, "records of image pulls in upstream's files are not read yet");
+            tracing::warn!(error, "failed to read upstream's image pull record files: trying again");
         });
         Export { broker, there: there.ok() }
     }
@@ -125,7 +125,7 @@ fn tell(error: &ExportError, is_known: bool) {
     if is_known {
         tracing::debug!(error, "upstream's records of image pulls still wait");
     } else {
-        tracing::warn!(error, "upstream's records of image pulls are not up to date");
+        tracing::warn!(error, "failed to write upstream's image pull record files");
     }
 }
 

@@ -330,7 +330,10 @@ impl<S: ImageService> ImageManager<S> {
     pub async fn prune(&self, is_there: impl Fn(&str) -> bool, until: jiff::Timestamp) {
         let changed = self.state().records.prune(is_there, until);
         if changed && let Err(error) = self.save_records().await {
-            tracing::warn!(error = &error as &dyn std::error::Error, "records of images that are gone are kept");
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "failed to remove pull records of images that are gone"
+            );
         }
     }
 
@@ -416,7 +419,7 @@ impl<S: ImageService> ImageManager<S> {
         if verdict == (PullDecision::Known { changed: true })
             && let Err(error) = self.save_records().await
         {
-            tracing::warn!(error = &error as &dyn std::error::Error, "whose credentials fit an image is not kept");
+            tracing::warn!(error = &error as &dyn std::error::Error, "failed to save image pull credentials record");
         }
         if let Some(metrics) = &self.metrics {
             metrics.looked(verdict);
@@ -447,10 +450,10 @@ impl<S: ImageService> ImageManager<S> {
                     state.records != before
                 };
                 if changed && let Err(error) = self.save_records().await {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "records of image pulls are not kept");
+                    tracing::warn!(error = &error as &dyn std::error::Error, "failed to save image pull records");
                 }
             }
-            Err(error) => debug!(%error, "images could not be listed; records of pulls stay as they are"),
+            Err(error) => debug!(%error, "failed to list images; records of pulls stay as they are"),
         }
     }
 
@@ -540,7 +543,7 @@ impl<S: ImageService> ImageManager<S> {
         };
         self.back_off_writes.changed();
         if let Err(error) = self.back_off_writes.settle(snapshot).await {
-            debug!(%error, "back-off of image pulls would not survive a restart");
+            debug!(%error, "failed to save image pull back-off");
         }
     }
 
@@ -737,7 +740,7 @@ impl<S: ImageService> Intent<'_, S> {
         self.manager.state().records.ended(self.image, pulled, jiff::Timestamp::now());
         if let Err(error) = self.manager.save_records().await {
             // What is on the disk says that a pull began: the next process will ask for credentials.
-            tracing::warn!(error = &error as &dyn std::error::Error, "the end of an image pull is not kept");
+            tracing::warn!(error = &error as &dyn std::error::Error, "failed to save the end of an image pull");
         }
     }
 }

@@ -233,10 +233,7 @@ impl PullRecords {
             };
             match (fate(own.get(id).copied(), written.contains(id), found), said) {
                 (Fate::Forget, _) => {
-                    tracing::info!(
-                        digest = id.digest,
-                        "a record of an image pull is forgotten, as its file was removed"
-                    );
+                    tracing::info!(digest = id.digest, "dropped image pull record: its file was removed");
                     self.forget(id);
                 }
                 (Fate::Take, Some(Said::Pulling(image))) => {

@@ -103,7 +103,9 @@ fn cri_events(client: &CriClient, asked_for: Arc<AtomicBool>) -> ToldEvents {
         }
         let ends = told_by(EventSource::Containerd, client.containerd_ends(CONTAINERD_NAMESPACE));
         let ends = ends.filter_map(|told| {
-            let told = told.inspect_err(|error| info!(%error, "ends are known by the CRI's events alone"));
+            let told = told.inspect_err(
+                |error| info!(%error, "failed to watch container processes: their ends come by CRI events alone"),
+            );
             std::future::ready(told.ok().map(Ok))
         });
         stream::select(events, ends).boxed()
@@ -211,7 +213,7 @@ impl PlegTask {
         let now = Instant::now();
         self.tracker.busy(self.shared.cache.take_busy(BUSY_MAX), now);
         if self.initial_until.is_some_and(|until| until <= now) {
-            warn!(pods = ?self.initial, "not inspected in time at the start: going on without them");
+            warn!(pods = ?self.initial, "pods were not inspected in time at the start: going on without them");
             self.initial = Some(HashSet::new());
             self.check_initial();
         }
@@ -299,7 +301,7 @@ impl PlegTask {
         let now = Instant::now();
         lock(&self.shared.stats).runtime_events += 1;
         if !early && self.trust.told() {
-            info!("the runtime's event stream tells what happens");
+            info!("following the runtime's event stream");
         }
         let told = event.pod_uid.as_deref().and_then(|uid| PodUid::parse(uid).ok());
         let settled = told.is_some();
@@ -356,7 +358,7 @@ impl PlegTask {
             self.metrics.connection_error.inc();
         }
         if !self.picker.supported() && self.initial.is_some() {
-            info!("the runtime offers no events: relisting instead");
+            info!("the runtime has no event stream: relisting instead");
         }
         self.list_again = None;
         if self.last_list_started.is_none() {
@@ -381,7 +383,7 @@ impl PlegTask {
 
     /// The stream stands and has told nothing of what happened.
     fn relist_meanwhile(&mut self, now: Instant) {
-        warn!("the runtime's event stream tells nothing of what happens: relisting until it does");
+        warn!("the runtime's event stream is silent: relisting until it delivers events");
         if !self.listing {
             self.plan_list(now);
         }
@@ -420,7 +422,7 @@ impl PlegTask {
             Err(error) => {
                 self.relists.listed(started, std::iter::empty());
                 if !failed_before {
-                    warn!(%error, "listing the runtime's pods");
+                    warn!(%error, "failed to list the runtime's pods");
                 }
             }
             Ok(Everything { states: pods, ids }) => {
@@ -493,7 +495,7 @@ impl PlegTask {
             outcome.events.push(PodLifecycleEvent { uid: uid.clone(), kind, id: "".into() });
         }
         if outcome.missed > 0 {
-            warn!(pod_uid = %uid, missed = outcome.missed, "the runtime's events had not told of a change");
+            warn!(pod_uid = %uid, missed = outcome.missed, "relist found a change that the runtime's events had missed");
             self.metrics.events_missed.inc_by(outcome.missed as u64);
             lock(&self.shared.stats).events_missed += outcome.missed as u64;
             if self.trust.missed() {

@@ -192,7 +192,7 @@ impl ClaimWatches {
                 Ok(may_watch) => {
                     let mut state = self.state();
                     if std::mem::replace(&mut state.may_watch, *may_watch) != *may_watch {
-                        tracing::info!(may_watch, "whether this node may watch persistentVolumeClaims has changed");
+                        tracing::info!(may_watch, "the right to watch PersistentVolumeClaims has changed");
                         self.arrange(&mut state);
                     }
                 }

@@ -58,7 +58,7 @@ pub async fn known_or_late(
         tokio::time::sleep(LATE).await;
     };
     if !node.borrow().synced {
-        tracing::info!("waiting for the API server's word on our Node before its pods are asked for");
+        tracing::info!("waiting for the Node to sync before listing its pods");
     }
     tokio::select! {
         biased;

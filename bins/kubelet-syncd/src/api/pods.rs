@@ -191,7 +191,7 @@ impl Source {
         let copies = self.mirrors.set(mirrors);
         self.tell(copies);
         if !self.parts.seen.borrow().synced {
-            tracing::info!(pods = pods.len(), "pods of the API server are known");
+            tracing::info!(pods = pods.len(), "listed the node's pods from the API server");
         }
         self.parts.seen.send_if_modified(|seen| !std::mem::replace(&mut seen.synced, true));
         if any_stays { self.set_but_what_stays(pods, gone).await } else { self.parts.sender.set(pods).await }

@@ -157,7 +157,7 @@ impl Tokens {
             }
             (Err(error), Some(known)) => {
                 let (account, namespace) = (&wanted.service_account, &wanted.namespace);
-                tracing::warn!(%error, account, namespace, pod_uid = wanted.pod_uid, "token could not be renewed yet");
+                tracing::warn!(%error, account, namespace, pod_uid = wanted.pod_uid, "failed to renew token: trying again");
                 Ok(known.token.clone())
             }
         }

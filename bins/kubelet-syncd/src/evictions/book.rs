@@ -129,7 +129,7 @@ impl EvictionBook {
                 // What frees the disk must not wait for room on it: a restart before the pod's end would forget the eviction,
                 // and the node, still short, would make another one.
                 Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
-                    tracing::warn!(pod_uid = %uid, %error, "the eviction could not be written down");
+                    tracing::warn!(pod_uid = %uid, %error, "failed to save the eviction");
                 }
                 saved => saved?,
             }
@@ -193,7 +193,7 @@ impl EvictionBook {
         if self.saved.evictions.len() != before
             && let Err(error) = self.store.save(&self.saved)
         {
-            tracing::warn!(%error, "evictions of pods that are gone stay in the state file");
+            tracing::warn!(%error, "failed to remove evictions of pods that are gone from the state file");
         }
     }
 }

@@ -72,7 +72,7 @@ impl PressureReports {
             Ok(()) => *is_unwritten = false,
             // Of all things that a full disk is told: a node that waits for room before it heeds that goes on taking pods.
             Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
-                tracing::warn!(%error, "conditions of the node count, and could not be written down");
+                tracing::warn!(%error, "failed to save the node's pressure conditions");
                 *is_unwritten = true;
             }
             Err(error) => return Err(error),
@@ -87,7 +87,7 @@ impl PressureReports {
     pub fn write_down(&self) {
         let Ok(mut is_unwritten) = self.is_unwritten.try_lock() else { return };
         if *is_unwritten && self.save(self.last()).is_ok() {
-            tracing::info!("conditions of the node are written down");
+            tracing::info!("saved the node's pressure conditions");
             *is_unwritten = false;
         }
     }

@@ -169,7 +169,10 @@ impl Record {
             Ok(Ok(Err(error)) | Err(error)) => error.to_string(),
             Err(_) => "it takes too long".to_owned(),
         };
-        tracing::warn!(error, "after a restart of this process the shutdown may begin anew");
+        tracing::warn!(
+            error,
+            "failed to save graceful shutdown state: a restarted process may begin the shutdown anew"
+        );
     }
 
     fn show(&self, state: &State) {

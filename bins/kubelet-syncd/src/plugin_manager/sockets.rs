@@ -41,7 +41,7 @@ impl VolnetdSockets {
         match begun.unwrap_or_else(|_| Err(tonic::Status::deadline_exceeded("the stream did not start"))) {
             Ok(stream) => self.watch = Some(stream.into_inner()),
             Err(status) => {
-                tracing::warn!(code = ?status.code(), "plugins cannot be watched now: {}", status.message());
+                tracing::warn!(code = ?status.code(), "failed to watch the plugin registry: {}", status.message());
                 tokio::time::sleep(REOPEN * 5).await;
             }
         }

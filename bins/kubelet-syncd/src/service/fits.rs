@@ -34,7 +34,7 @@ pub fn fitting(state: &PodState) -> PodState {
             }
         }
         let (name, namespace, uid) = (&state.name, &state.namespace, &state.uid);
-        tracing::warn!(pod = name, namespace, uid, bytes, left_out = ?part, "a pod's state is too large to be told whole");
+        tracing::warn!(pod = name, namespace, uid, bytes, left_out = ?part, "pod state is too large for a message: leaving parts out");
     }
     told
 }

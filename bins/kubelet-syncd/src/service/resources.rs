@@ -46,9 +46,7 @@ impl Resources for ResourcesApi {
 fn machine() -> Machine {
     let tree = sysfs::read(Path::new(SYSTEM)).map_err(|error| error.to_string());
     let machine = tree.and_then(|tree| sysfs::machine(&tree).map_err(|error| error.to_string()));
-    machine
-        .inspect_err(|error| tracing::warn!("could not detect the topology of this machine: {error}"))
-        .unwrap_or_default()
+    machine.inspect_err(|error| tracing::warn!("failed to detect the machine's topology: {error}")).unwrap_or_default()
 }
 
 fn entries(config: &NodeConfig, machine: &Machine, manager: &ContainerManager, pods: &[Arc<Pod>]) -> Vec<Entry> {

@@ -101,7 +101,7 @@ impl std::fmt::Debug for Uids {
 impl Uids {
     pub fn new(store: Box<dyn UidStore>, adoptable: Vec<FoundPod>) -> Self {
         let book = store.load().unwrap_or_else(|error| {
-            tracing::warn!(%error, "starting without the record of static pod uids");
+            tracing::warn!(%error, "failed to load static pod UIDs");
             UidBook::default()
         });
         Uids { book, adoptable, store }
@@ -151,7 +151,7 @@ impl Uids {
             book.retired.iter().rev().filter(|uid| seen.insert(*uid)).take(RETIRED_MAX).cloned().collect();
         book.retired = newest.into_iter().rev().collect();
         if let Err(error) = self.store.save(&book) {
-            tracing::warn!(%error, "static pod uids are chosen but not recorded");
+            tracing::warn!(%error, "failed to save static pod UIDs");
         }
         self.book = book;
     }

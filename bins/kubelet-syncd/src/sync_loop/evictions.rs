@@ -170,7 +170,7 @@ impl SyncLoop {
     /// The pod is in the book already, and a source names it (again): it ends, whatever it was doing. False: it is not.
     pub(super) fn resume_eviction(&mut self, uid: &PodUid, pod: &Arc<Pod>, now: Instant) -> bool {
         let Some(eviction) = self.evictions.book.get(uid).cloned() else { return false };
-        tracing::info!(pod_uid = %uid, id = eviction.id, "the eviction of this pod goes on");
+        tracing::info!(pod_uid = %uid, id = eviction.id, "resuming eviction of pod");
         self.end_evicted(uid, pod, eviction, now);
         true
     }

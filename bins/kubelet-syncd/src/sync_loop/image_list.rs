@@ -62,7 +62,7 @@ pub async fn follow<S: ImageService>(
                 PAUSE
             }
             Err(error) => {
-                tracing::debug!(%error, "images could not be listed");
+                tracing::debug!(%error, "failed to list images");
                 RETRY
             }
         };

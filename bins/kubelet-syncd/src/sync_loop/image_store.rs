@@ -203,7 +203,7 @@ impl ImageStore {
                 Ok(RemoveImageOutcome::Removed)
             }
             Err(error) => {
-                tracing::warn!(image = image.id, %error, "the image could not be removed");
+                tracing::warn!(image = image.id, %error, "failed to remove image");
                 let mut errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
                 if errors.len() < ERRORS_MAX {
                     errors.push(error.to_string());

@@ -167,7 +167,7 @@ async fn ensure_node(node: &NodeContext) -> Option<api::EnsureNodeReply> {
         let request = api::EnsureNodeRequest { kubepods: Some(resources.clone()), driver: node.cgroups.driver.clone() };
         match node.volnetd.ensure_node(&CallContext::new(), request).await {
             Ok(reply) => {
-                tracing::info!(driver = reply.driver, version = reply.version, "pods' cgroup tree is in place");
+                tracing::info!(driver = reply.driver, version = reply.version, "created the pods' cgroup tree");
                 return Some(reply);
             }
             Err(error @ VolnetdError::Away { .. }) => {
@@ -175,13 +175,13 @@ async fn ensure_node(node: &NodeContext) -> Option<api::EnsureNodeReply> {
                 // The link still has it: this call alone was lost, as over a stop of this process, and nothing tells of a next life.
                 tracing::info!(
                     error = &error as &dyn std::error::Error,
-                    "pods' cgroup tree is not known to be there yet"
+                    "waiting for kubelet-volnetd to create the pods' cgroup tree"
                 );
             }
             Err(error) => {
                 tracing::error!(
                     error = &error as &dyn std::error::Error,
-                    "pods' cgroup tree could not be made, pods wait"
+                    "failed to create the pods' cgroup tree: pods wait"
                 );
             }
         }
@@ -195,7 +195,7 @@ async fn enforce_reserved(node: &NodeContext) -> Option<api::EnforceReservedRepl
     match node.volnetd.enforce_reserved(&CallContext::new(), api::EnforceReservedRequest {}).await {
         Ok(reply) => Some(reply),
         Err(error) => {
-            tracing::warn!(error = &error as &dyn std::error::Error, "reserved cgroups may not have their limits");
+            tracing::warn!(error = &error as &dyn std::error::Error, "failed to set limits of reserved cgroups");
             None
         }
     }
@@ -275,7 +275,7 @@ pub async fn set_qos(node: &NodeContext, pods: &[Arc<Pod>], anew: bool) {
         Ok(_) => *written = Some(request),
         Err(error) => {
             *written = None;
-            tracing::warn!(error = &error as &dyn std::error::Error, "values of the QoS levels are not up to date");
+            tracing::warn!(error = &error as &dyn std::error::Error, "failed to update cgroups of QoS classes");
         }
     }
 }

@@ -93,7 +93,7 @@ impl PodSyncer {
             Ok(()) => Ok(()),
             Err(left) => {
                 self.why(format!("has ended: its volumes could not be taken back yet: {left}"));
-                tracing::warn!(%left, "volumes of the pod are still mounted");
+                tracing::warn!(%left, "failed to unmount volumes of the pod");
                 Err(super::work::FAILED)
             }
         }

@@ -73,7 +73,7 @@ impl PodSyncer {
             }
         };
         if !resizes && let Err(error) = self.node.allocations.set_actuated_level(&self.uid, pod) {
-            tracing::warn!(%error, "what the pod has as a whole could not be noted");
+            tracing::warn!(%error, "failed to save pod-level resources");
             return Err(FAILED);
         }
         if let Err(error) = folders {
@@ -148,7 +148,7 @@ impl PodSyncer {
         let before = (prepared.contents.clone(), prepared.tokens_renew);
         let errors = self.maker(pod, facts, &objects).refresh(plans, &mut prepared.contents, all).await;
         if errors.iter().any(VolumeError::is_not_set_up) {
-            tracing::warn!("volumes of the pod are not there any more, they are set up again");
+            tracing::warn!("volumes of the pod are gone: setting them up again");
             return Ok(None);
         }
         // A token that could not be had leaves the time in the past: it is asked for again soon.
@@ -166,7 +166,7 @@ impl PodSyncer {
             if error.is_transient() {
                 tracing::debug!(
                     error = error as &dyn std::error::Error,
-                    "files of a volume stay as they are until the next look"
+                    "failed to update a volume's files: trying again"
                 );
             } else {
                 self.event(pod, EventType::Warning, "FailedMount", error.event_message());

@@ -166,7 +166,7 @@ impl SyncLoop {
         if let Err(error) = &written
             && !self.resizes.unwritten
         {
-            tracing::warn!(%error, "what pods were granted would not outlive this process");
+            tracing::warn!(%error, "failed to save the allocated resources of pods");
         }
         self.resizes.unwritten = written.is_err();
     }
@@ -277,7 +277,7 @@ impl SyncLoop {
         let allocations = &self.node.allocations;
         allocations.allocate(uid, asked);
         if let Err(error) = allocations.flush() {
-            tracing::warn!(pod_uid = %uid, %error, "a resize cannot be granted: that would not outlive this process");
+            tracing::warn!(pod_uid = %uid, %error, "failed to save the allocated resources: the resize is not granted");
             allocations.allocate(uid, pod);
             return Tried::Waits;
         }

@@ -183,7 +183,7 @@ async fn ask_version(client: &CriClient, known: &watch::Sender<Option<v1::Versio
     let now = match client.version(v1::VersionRequest { version: String::new() }).await {
         Ok(now) => now,
         Err(error) => {
-            tracing::debug!(%error, "the runtime's version could not be asked");
+            tracing::debug!(%error, "failed to get the runtime's version");
             return false;
         }
     };

@@ -327,11 +327,7 @@ impl RuntimeSide {
     pub async fn collect_garbage(&self, pods: &[RuntimePod], removable: &HashSet<PodUid>) -> bool {
         let failed = self.manager.collect_garbage(pods, self.policy, |uid| removable.contains(uid)).await;
         for (id, error) in &failed {
-            tracing::warn!(
-                id,
-                error = error as &dyn std::error::Error,
-                "dead container or sandbox could not be removed"
-            );
+            tracing::warn!(id, error = error as &dyn std::error::Error, "failed to remove dead container or sandbox");
         }
         failed.is_empty()
     }
@@ -339,7 +335,7 @@ impl RuntimeSide {
     /// The same for one container that has just died.
     pub async fn remove_surplus(&self, pod: &RuntimePod, died: &ContainerId, everything: bool) {
         for (id, error) in self.manager.remove_surplus(pod, died, self.policy, everything).await {
-            tracing::warn!(id, error = &error as &dyn std::error::Error, "dead container could not be removed");
+            tracing::warn!(id, error = &error as &dyn std::error::Error, "failed to remove dead container");
         }
     }
 }
@@ -401,7 +397,7 @@ fn users_of_pods(config: &NodeConfig, state: PrivateState) -> UserNamespaces {
     let subordinate = userns::subordinate_ids(&file("/etc/subuid"), &file("/etc/subgid"));
     let pool = subordinate.and_then(|range| Pool::of(ids.unwrap_or(userns::UNIT), range, max_pods));
     if let Err(error) = &pool {
-        tracing::warn!("pods cannot have users of their own: {error}");
+        tracing::warn!("user namespaces are not available: {error}");
     }
     UserNamespaces::new(pool, Box::new(state))
 }

@@ -236,7 +236,7 @@ impl PodSyncer {
             }
             Err(error) => {
                 self.why(format!("the runtime could not be asked about the pod, trying again: {error}"));
-                tracing::warn!(error = &error as &dyn std::error::Error, "state of the pod is not known");
+                tracing::warn!(error = &error as &dyn std::error::Error, "failed to get pod status from the runtime");
                 if let (Some(pod), Some(text)) = (pod, undetermined(&error)) {
                     self.event(pod, EventType::Warning, "FailedSync", text);
                 }
@@ -435,7 +435,7 @@ impl PodSyncer {
             }
             Ok(reply) => {
                 self.why(format!("has ended: {} could not be removed yet", reply.left.join(", ")));
-                tracing::warn!(left = reply.left.join(", "), "volumes or folders of the pod are still there");
+                tracing::warn!(left = reply.left.join(", "), "failed to remove volumes or folders of the pod");
                 return Err(FAILED);
             }
             Err(error) => return Err(self.volnetd_failed(verb, &error)),

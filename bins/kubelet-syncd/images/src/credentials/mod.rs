@@ -117,7 +117,7 @@ impl Keyring {
                 let entries = match objects.secret(name) {
                     Ok(secret) => entries_of(secret, names).map(|entries| (secret, entries)),
                     Err(error) => {
-                        tracing::info!(secret = name, %error, "an image pull secret is not to be had");
+                        tracing::info!(secret = name, %error, "failed to get image pull secret");
                         None
                     }
                 };
@@ -239,11 +239,11 @@ fn entries_of(secret: &Secret, names: &[String]) -> Option<Vec<Entry>> {
         Some("kubernetes.io/dockerconfigjson") => docker_config::config_json(data(".dockerconfigjson")?, wanted),
         Some("kubernetes.io/dockercfg") => docker_config::dockercfg(data(".dockercfg")?, wanted),
         other => {
-            tracing::info!(secret = name, kind = other, "an image pull secret is of another type");
+            tracing::info!(secret = name, kind = other, "ignoring image pull secret of another type");
             return None;
         }
     };
-    parsed.inspect_err(|error| tracing::warn!(secret = name, %error, "an image pull secret cannot be used")).ok()
+    parsed.inspect_err(|error| tracing::warn!(secret = name, %error, "failed to decode image pull secret")).ok()
 }
 
 #[cfg(test)]

@@ -60,13 +60,13 @@ impl NodeFiles {
                 Err(error) if matches!(error.code(), Code::OutOfRange) => break,
                 Err(error) if matches!(error.code(), Code::Unavailable | Code::DeadlineExceeded) => return None,
                 Err(error) => {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "registry credentials are not read");
+                    tracing::warn!(error = &error as &dyn std::error::Error, "failed to read registry credentials");
                     continue;
                 }
             };
             let mut text = Vec::new();
             if let Err(error) = file.take(MAX_BYTES).read_to_end(&mut text) {
-                tracing::warn!(%error, index, "registry credentials could not be read");
+                tracing::warn!(%error, index, "failed to read registry credentials file");
                 continue;
             }
             let entries = if index < CONFIG_JSON_PLACES {
@@ -76,7 +76,7 @@ impl NodeFiles {
             };
             match entries {
                 Ok(entries) => return Some(entries.into()),
-                Err(error) => tracing::warn!(%error, index, "the node's registry credentials cannot be used"),
+                Err(error) => tracing::warn!(%error, index, "failed to decode registry credentials file"),
             }
         }
         Some(Arc::from([]))

@@ -96,7 +96,7 @@ impl Restored {
         let file: File = match serde_json::from_slice(json) {
             Ok(file) => file,
             Err(error) => {
-                tracing::warn!(%error, "what probes found out before cannot be read: they begin anew");
+                tracing::warn!(%error, "failed to load probe results: probes begin anew");
                 return Restored::default();
             }
         };

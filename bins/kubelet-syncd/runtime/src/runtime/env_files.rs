@@ -104,7 +104,7 @@ pub fn value<'a>(files: &'a EnvFiles, selector: &FileKeySelector) -> Result<Opti
         None => return Err(not_read()),
     };
     let value = file.values.get(&selector.key).ok_or_else(not_read)?.as_ref().map_err(|error| {
-        tracing::info!(file = %file.path.display(), %error, "a file with variables cannot be used");
+        tracing::info!(file = %file.path.display(), %error, "failed to use file of environment variables");
         EnvFileError::Unusable
     })?;
     match value {

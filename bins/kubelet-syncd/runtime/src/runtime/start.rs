@@ -368,7 +368,7 @@ impl<R: RuntimeService, F: HostFiles, I: Images> Start<'_, R, F, I> {
         self.say(kind, container, EventType::Normal, "Started", "Container started".to_owned());
         let link = self.manager.files.link_container_log(self.identity, &container.name, *restart_count, id);
         if let Err(error) = link.await {
-            tracing::warn!(pod = %self.identity, container = %container.name, %error, "cannot link the container's log");
+            tracing::warn!(pod = %self.identity, container = %container.name, %error, "failed to link container log");
         }
         match post_start {
             Some(handler) => stages::during(Stage::PostStart, self.post_start(kind, container, id, handler)).await,

@@ -197,7 +197,7 @@ impl UserNamespaces {
             Err(error) => Err(error),
         };
         if let Err(error) = &given {
-            tracing::error!("pods with users of their own are not started: {error}");
+            tracing::error!("pods with user namespaces are not started: {error}");
         }
         UserNamespaces { pool, store, given: Mutex::new(given) }
     }
@@ -245,7 +245,7 @@ impl UserNamespaces {
         match self.save(&next) {
             Ok(()) => *given = Ok(next),
             // They stay given out; the next pass tries again.
-            Err(error) => tracing::warn!("users of pods that are gone are not given back yet: {error}"),
+            Err(error) => tracing::warn!("failed to release user namespaces of pods that are gone: {error}"),
         }
     }
 

@@ -228,7 +228,7 @@ impl PodCertificates {
             }
             Err(why) => {
                 let (pod_uid, volume, signer) = (&wanted.pod_uid, &wanted.volume, &wanted.signer);
-                tracing::warn!(pod_uid, volume, signer, "no certificate: {why}");
+                tracing::warn!(pod_uid, volume, signer, "failed to get pod certificate: {why}");
                 trouble.insert(wanted.clone(), why);
             }
         }

@@ -25,7 +25,7 @@ pub async fn found(broker: &BrokerClient) -> Result<Option<Vec<u8>>, StateFileEr
     match state_files::read(broker, StateKind::DeviceManager).await {
         // kubelet-volnetd of an earlier version: no device was ever given.
         Err(StateFileError::Broker(error)) if error.code() == tonic::Code::InvalidArgument => {
-            tracing::warn!("kubelet-volnetd keeps no devices of plugins: {error}");
+            tracing::warn!("kubelet-volnetd rejected the device plugin checkpoint: {error}");
             Ok(None)
         }
         found => found,

@@ -60,7 +60,7 @@ impl Endpoints {
                     tracing::debug!(%error, "plugins of an earlier start are still not known");
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "plugins of an earlier start are not known yet");
+                    tracing::warn!(%error, "failed to load device plugin endpoints: trying again");
                     self.is_warned = true;
                 }
             }
@@ -77,7 +77,7 @@ impl Endpoints {
     fn write(&mut self, store: &dyn EndpointStore) {
         let written = store.save(&self.of);
         if let Some(error) = written.as_ref().err().filter(|_| !self.is_behind) {
-            tracing::warn!(%error, "device plugins would have to register again after a restart");
+            tracing::warn!(%error, "failed to save device plugin endpoints");
         }
         self.is_behind = written.is_err();
     }

@@ -95,7 +95,7 @@ impl DevicePlugins {
             };
             let next = after(missed.failure);
             let why = missed.why;
-            tracing::info!(resource, endpoint, ?next, "a plugin of an earlier start has not come back: {why}");
+            tracing::info!(resource, endpoint, ?next, "failed to reconnect to device plugin: {why}");
             match next {
                 Next::Again => {}
                 Next::End => return,

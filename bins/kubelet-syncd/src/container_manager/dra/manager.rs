@@ -168,11 +168,7 @@ impl DraManager {
                 Ok(dra_health::Found { drivers, wrong }) => {
                     if !wrong.is_empty() {
                         let (values, first) = (wrong.len(), wrong.first());
-                        tracing::error!(
-                            values,
-                            first,
-                            "the health checkpoint has values of another type, which count for nothing"
-                        );
+                        tracing::error!(values, first, "ignoring values of another type in the health checkpoint");
                     }
                     self.health_book().restore(drivers, Instant::now(), Timestamp::now());
                 }

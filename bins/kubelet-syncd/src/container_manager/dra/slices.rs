@@ -16,7 +16,7 @@ fn wipe(writes: &StorageWrites, driver: String) {
     let writes = writes.clone();
     tokio::spawn(async move {
         if let Err(error) = writes.wipe_resource_slices(&driver).await {
-            tracing::warn!(driver, %error, "ResourceSlices are not deleted");
+            tracing::warn!(driver, %error, "failed to delete ResourceSlices");
         }
     });
 }
@@ -43,7 +43,7 @@ pub async fn keep(plugins: Plugins, writes: StorageWrites, grace: Duration) {
             () = due => {}
         }
         for driver in wipes.take_due(Instant::now().into_std()) {
-            tracing::info!(driver, "the driver is away: its ResourceSlices are deleted");
+            tracing::info!(driver, "deleting ResourceSlices of a driver that is gone");
             wipe(&writes, driver);
         }
     }

@@ -35,7 +35,7 @@ pub async fn prune(node: &NodeContext, keep: &HashSet<PodUid>) -> bool {
         }
         Err(error) => {
             all = false;
-            tracing::warn!(error = &error as &dyn std::error::Error, "leftovers of pods could not be removed");
+            tracing::warn!(error = &error as &dyn std::error::Error, "failed to remove leftovers of pods");
         }
     }
     prune_logs(node, known).await.is_ok() && all
@@ -61,7 +61,7 @@ pub async fn prune_logs(node: &NodeContext, known: Vec<String>) -> Result<(), Op
             Ok(())
         }
         Err(error) => {
-            tracing::warn!(error = &error as &dyn std::error::Error, "log folders could not be removed");
+            tracing::warn!(error = &error as &dyn std::error::Error, "failed to remove log folders of pods");
             Err((!error.is_transient()).then(|| error.to_string()))
         }
     }

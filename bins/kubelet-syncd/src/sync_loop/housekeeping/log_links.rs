@@ -25,7 +25,7 @@ pub async fn link_logs(node: &NodeContext) {
                 // volnetd's next life asks for all of them again.
                 Err(error) if error.transient => return,
                 Err(error) => {
-                    tracing::warn!(pod = %identity, container = container.name, %error, "cannot link the container's log");
+                    tracing::warn!(pod = %identity, container = container.name, %error, "failed to link container log");
                 }
             }
         }

@@ -247,7 +247,7 @@ impl<P: Ports> Act<'_, P> {
         self.tell_sandbox(next).await.map_err(|error| ResizeError::Sandbox(kind.name(), error))?;
         if let Err(error) = self.ports.pod_cgroup(change).await {
             if let Err(error) = self.tell_sandbox(before).await {
-                tracing::warn!(%error, "the runtime could not be told that a pod was not resized");
+                tracing::warn!(%error, "failed to revert UpdatePodSandboxResources");
             }
             return Err(ResizeError::Cgroup(error));
         }
