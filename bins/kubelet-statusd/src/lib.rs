@@ -223,7 +223,7 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
 /// after our start and is looked for with each question. Where the configuration does not turn the log query on, nobody.
 fn journal_reader(passed: Option<OwnedFd>, config: &NodeConfig) -> std::io::Result<Asker> {
     let kubelet = &config.kubelet;
-    let wanted = kubelet.enable_system_log_query == Some(true) && kubelet.enable_debugging_handlers != Some(false);
+    let wanted = kubelet.answers_log_queries();
     if passed.is_none() && !wanted {
         return Ok(Asker::default());
     }

@@ -191,10 +191,10 @@ fn switches(config: &NodeConfig) -> Switches {
     let kubelet = &config.kubelet;
     let gates = config.feature_gates();
     Switches {
-        debugging: kubelet.enable_debugging_handlers.unwrap_or(true),
-        profiling: kubelet.enable_profiling_handler.unwrap_or(true),
-        debug_flags: kubelet.enable_debug_flags_handler.unwrap_or(true),
-        system_log: kubelet.enable_system_log_handler.unwrap_or(true),
+        debugging: kubelet.enable_debugging_handlers(),
+        profiling: kubelet.enable_profiling_handler(),
+        debug_flags: kubelet.enable_debug_flags_handler(),
+        system_log: kubelet.enable_system_log_handler(),
         checkpoint: gates.enabled(Feature::ContainerCheckpoint),
         flagz: gates.enabled(Feature::ComponentFlagz),
         statusz: gates.enabled(Feature::ComponentStatusz),

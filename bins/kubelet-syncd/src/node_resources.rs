@@ -45,7 +45,7 @@ fn less(from: Quantity, amount: Quantity) -> Quantity {
 /// What the machine has and the configuration leaves of it. `reserved`: `kubeReserved` and `systemReserved` together.
 pub fn of_node(config: &NodeConfig, machine: &Capacity, reserved: &Reserved) -> NodeResources {
     // A node that does not isolate local storage offers none (upstream GetCapacity).
-    let offers_storage = config.kubelet.local_storage_capacity_isolation.unwrap_or(true);
+    let offers_storage = config.kubelet.local_storage_capacity_isolation();
     let storage = file_system_size(&config.paths.root_dir).filter(|_| offers_storage);
     let no_thresholds = BTreeMap::new();
     let eviction_hard = match config.flags.experimental_allocatable_ignore_eviction {

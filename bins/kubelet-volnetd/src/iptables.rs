@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// # Errors
 /// The socket cannot be registered with the runtime.
 pub fn asker(passed: Option<OwnedFd>, config: &NodeConfig) -> std::io::Result<Option<Asker>> {
-    if config.kubelet.make_iptables_util_chains == Some(false) {
+    if !config.kubelet.make_iptables_util_chains() {
         return Ok(None);
     }
     Asker::passed_or_at(passed, &config.paths.run_dir.join("kubelet-iptables.sock")).map(Some)

@@ -88,6 +88,23 @@ pointer_defaults! {
     fail_cgroup_v1: bool = true;
 }
 
+impl KubeletConfiguration {
+    /// Whether images are pulled one after the other. Unset: unless several at a time are asked for.
+    pub fn serialize_image_pulls(&self) -> bool {
+        self.serialize_image_pulls.unwrap_or(self.max_parallel_image_pulls.is_none_or(|most| most <= 1))
+    }
+
+    /// Whether the node's journal answers queries, which are for debugging, too.
+    pub fn answers_log_queries(&self) -> bool {
+        self.enable_system_log_query() && self.enable_debugging_handlers()
+    }
+
+    /// Whether pods together are held to the node's allocatable.
+    pub fn enforces_pods(&self) -> bool {
+        self.enforce_node_allocatable.iter().any(|part| part == "pods")
+    }
+}
+
 /// Fills everything that is unset.
 pub fn set_defaults(config: &mut KubeletConfiguration, presence: Presence, gates: &FeatureGates) {
     fn text(field: &mut String, default: &str) {
@@ -154,8 +171,7 @@ pub fn set_defaults(config: &mut KubeletConfiguration, presence: Presence, gates
     }
     text(&mut config.content_type, "application/vnd.kubernetes.protobuf");
     number(&mut config.kube_api_burst, 100);
-    let parallel = config.max_parallel_image_pulls.is_some_and(|limit| limit >= 2);
-    config.serialize_image_pulls.get_or_insert(!parallel);
+    config.serialize_image_pulls = Some(config.serialize_image_pulls());
     span(&mut config.eviction_pressure_transition_period, seconds(300));
     text(&mut config.container_log_max_size, "10Mi");
     text(&mut config.config_map_and_secret_change_detection_strategy, "Watch");

@@ -1,10 +1,14 @@
 //! What a pod's story does when one of the others falls silent in the middle of it: it waits, says for whom, and goes on.
 
 use anyhow::{Context, Result, ensure};
-use bulkhead_testkit::{LONG, Pod, Release, eventually, processes};
-use bulkhead_tests::joined::{Member, create, wait_ready};
-use bulkhead_tests::lab;
+use bulkhead_testkit::cluster::client::Credential;
+use bulkhead_testkit::cri::{Container, Fingerprint};
+use bulkhead_testkit::https::Https;
+use bulkhead_testkit::{LONG, Pod, Release, SHORT, eventually, processes};
+use bulkhead_tests::joined::{Member, create, is_true, wait_ready};
+use bulkhead_tests::{channels, lab};
 use nix::sys::signal::Signal;
+use serde_json::json;
 
 #[test]
 fn a_restarted_runtime_finds_its_pods_untouched_and_starts_what_came_meanwhile() -> Result<()> {
@@ -16,15 +20,23 @@ fn a_restarted_runtime_finds_its_pods_untouched_and_starts_what_came_meanwhile()
 
     lab.containerd().stop()?;
     node.write(&Pod::idle("meanwhile"))?;
-    std::thread::sleep(std::time::Duration::from_secs(2));
+    node.wait_pod("meanwhile", "it waits for the runtime", |pod| pod.why.contains("runtime"))?;
     lab.containerd().spawn()?;
     node.wait_running("meanwhile", 1)?;
     let after: Vec<_> = node.fingerprint()?.into_iter().filter(|one| one.pod.starts_with("before")).collect();
     ensure!(after == before, "{before:#?} became {after:#?}");
 
-    // Its events are followed again: an exit is seen at once.
+    // Its events are followed again: an exit is seen before the next audit, which comes once a minute.
     lab.containerd().kill();
     lab.containerd().spawn()?;
+    let running = node.wait_running("before", 1)?;
+    processes::signal(node.cri()?.pid(&running.main().id)?, Signal::SIGKILL);
+    eventually("another instance runs", SHORT, || {
+        let containers = node.cri()?.containers()?;
+        let started = |one: &Container| one.running && one.sandbox == running.sandbox.id && one.id != running.main().id;
+        ensure!(containers.iter().any(started), "{containers:#?}");
+        Ok(())
+    })?;
     node.remove("before")?;
     node.wait_gone("before")?;
     node.finish()
@@ -33,26 +45,77 @@ fn a_restarted_runtime_finds_its_pods_untouched_and_starts_what_came_meanwhile()
 #[test]
 fn a_stuck_volnetd_holds_up_new_pods_and_nothing_else() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let node = lab.node("alpha").start()?;
-    node.write(&Pod::idle("before"))?;
-    node.wait_running("before", 1)?;
+    let signs = lab.folder().join("signs");
+    std::fs::create_dir_all(&signs)?;
+    std::fs::write(signs.join("well"), "")?;
+    let member = Member::start(&lab, &[], |node| {
+        node.config("authentication", json!({"anonymous": {"enabled": true}, "webhook": {"enabled": false}}))
+            .config("authorization", json!({"mode": "AlwaysAllow"}))
+    })?;
+    let (cluster, node) = (&member.cluster, &member.node);
+    let probe = json!({"exec": {"command": ["test", "-e", "/signs/well"]}, "periodSeconds": 1, "timeoutSeconds": 10});
+    let steady = Pod::busybox("steady", "while sleep 0.2; do date; done")
+        .host_path("signs", &signs.display().to_string(), "Directory", "/signs")
+        .container_field("readinessProbe", probe);
+    create(cluster, steady)?;
+    create(cluster, Pod::idle("restarts"))?;
+    let shown = wait_ready(cluster, "steady")?;
+    wait_ready(cluster, "restarts")?;
     let before = node.fingerprint()?;
+    let of = |pod: &str, all: &[Fingerprint]| all.iter().find(|one| one.pod == pod).cloned();
 
-    let volnetd = node.pids()["kubelet-volnetd"];
-    processes::signal(volnetd, Signal::SIGSTOP);
-    // Not by a manifest: reading one needs the broker. A container that ends does not.
-    let container = node.cri()?.containers()?.remove(0);
-    node.cri()?.stop_container(&container.id)?;
-    let waiting = node.wait_pod("before", "its container has ended", |pod| {
-        pod.containers.first().is_some_and(|c| c.state != "running" || c.restart_count > 0)
-    });
-    std::thread::sleep(std::time::Duration::from_secs(1));
-    let state = node.wait_pod("before", "known", |_| true);
-    processes::signal(volnetd, Signal::SIGCONT);
-    ensure!(waiting?.worker == state?.worker, "the worker goes on");
-    let running = node.wait_running("before", 1)?;
-    ensure!(running.main().id != before[0].id, "a new instance runs");
-    node.finish()
+    // The launcher too, or its watchdog would end kubelet-volnetd.
+    let pids = node.pids();
+    let stuck = [pids["kubelet"], pids["kubelet-volnetd"]];
+    stuck.iter().for_each(|pid| processes::signal(*pid, Signal::SIGSTOP));
+    create(cluster, Pod::idle("new"))?;
+    let agent = node.agent()?;
+    let known = |name: &str| agent.pods()?.into_iter().find(|pod| pod.name == name).context("it is not known");
+    eventually("the new pod waits, and says for whom", LONG, || {
+        let new = known("new")?;
+        let begun = new.containers.iter().any(|one| !one.id.is_empty());
+        ensure!(new.why.contains("kubelet-volnetd") && !begun, "{} {:?}", new.why, new.containers);
+        Ok(())
+    })?;
+
+    // A container that ends is noticed.
+    let ends = of("restarts", &before).context("it does not run")?;
+    node.cri()?.stop_container(&ends.id)?;
+    eventually("its end is noticed", LONG, || {
+        let all = known("restarts")?.containers;
+        ensure!(all.first().is_some_and(|one| one.state != "running" || one.restart_count > 0), "{all:?}");
+        Ok(())
+    })?;
+
+    // Probes, what is told of them, logs and commands of the other one go on.
+    std::fs::remove_file(signs.join("well"))?;
+    cluster.wait_for("pods", "default", "steady", "it is not ready", |pod| !is_true(pod, "Ready"))?;
+    std::fs::write(signs.join("well"), "")?;
+    wait_ready(cluster, "steady")?;
+    let lines = || anyhow::Ok(member.log(&shown, "main")?.lines().count());
+    let written = lines()?;
+    eventually("its log goes on", LONG, || {
+        ensure!(lines()? > written + 2);
+        Ok(())
+    })?;
+    let https = Https::new((lab.netns().address(), 10250).into(), &Credential::Nothing);
+    let command = "/exec/default/steady/main?output=1&command=echo&command=there";
+    ensure!(channels::open(&https, command)?.messages.to_end()?.stdout() == "there\n");
+    let now = node.fingerprint()?;
+    ensure!(of("steady", &now) == of("steady", &before), "{before:#?} became {now:#?}");
+    ensure!(of("new", &now).is_none(), "it waits for nobody: {now:#?}");
+    let new = cluster.get("pods", "default", "new")?;
+    ensure!(new["status"]["phase"] == "Pending", "{new:#}");
+
+    stuck.iter().rev().for_each(|pid| processes::signal(*pid, Signal::SIGCONT));
+    wait_ready(cluster, "new")?;
+    eventually("a new instance runs", LONG, || {
+        let now = node.fingerprint()?;
+        ensure!(of("steady", &now) == of("steady", &before), "{before:#?} became {now:#?}");
+        ensure!(of("restarts", &now).is_some_and(|one| one.id != ends.id), "{now:#?}");
+        Ok(())
+    })?;
+    member.node.finish()
 }
 
 #[test]

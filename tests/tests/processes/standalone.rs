@@ -158,11 +158,13 @@ fn a_killed_container_restarts_at_once_and_then_with_back_off() -> Result<()> {
     let first = node.wait_running("web", 1)?;
 
     processes::signal(cri.pid(&first.main().id)?, Signal::SIGKILL);
-    let second = eventually("the container is back", Duration::from_secs(8), || {
+    let second = eventually("the container is back", LONG, || {
         let now = node.wait_running("web", 1)?;
         ensure!(now.main().attempt == 1, "attempt {}", now.main().attempt);
         Ok(now)
     })?;
+    let told = node.wait_pod("web", "it is known", |_| true)?.recent_events;
+    ensure!(told.iter().all(|event| event.reason != "BackOff"), "it was held back: {told:?}");
     ensure!(second.sandbox.id == first.sandbox.id, "the sandbox stays");
     ensure!(second.main().annotations["io.kubernetes.container.restartCount"] == "1");
     ensure!(second.main().log_path.ends_with("/main/1.log"), "{}", second.main().log_path);
@@ -181,10 +183,7 @@ fn a_killed_container_restarts_at_once_and_then_with_back_off() -> Result<()> {
         Ok(())
     })?;
     let waited = killed.elapsed();
-    ensure!(
-        waited > Duration::from_millis(9_500) && waited < Duration::from_secs(15),
-        "upstream waits 10 s, this took {waited:?}"
-    );
+    ensure!(waited > Duration::from_millis(9_500), "upstream waits 10 s, this took {waited:?}");
     node.finish()
 }
 

@@ -127,7 +127,7 @@ fn process(program: Program, pids: Vec<u32>, says: Option<PrivilegesReply>, sile
 
 /// The configuration turns the log query on. Whether the machine has a journal and a user for it, only the launcher knows.
 fn reads_the_journal(config: &NodeConfig) -> bool {
-    config.kubelet.enable_system_log_query == Some(true) && config.kubelet.enable_debugging_handlers != Some(false)
+    config.kubelet.answers_log_queries()
 }
 
 /// Every process whose command line can be read.

@@ -237,9 +237,8 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
 
     pub(super) fn in_force(&self) -> Vec<Threshold> {
         let config = &self.parts.config;
-        let enforced = config.kubelet.enforce_node_allocatable.iter().any(|what| what == "pods");
         // The flag empties the list before thresholds are read (upstream `pkg/kubelet/kubelet.go` NewMainKubelet).
-        let allocatable = enforced && !config.flags.experimental_allocatable_ignore_eviction;
+        let allocatable = config.kubelet.enforces_pods() && !config.flags.experimental_allocatable_ignore_eviction;
         thresholds::in_force(&self.parts.configured, allocatable, self.files.layout())
     }
 

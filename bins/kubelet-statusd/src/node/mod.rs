@@ -142,7 +142,7 @@ pub async fn keep(start: Start, clock: Clock) {
         kubelet_version: config.version.clone(),
         port: config.kubelet.port,
         declared_features: declared::declared(&config.feature_gates()),
-        local_storage_isolation: config.kubelet.local_storage_capacity_isolation.unwrap_or(true),
+        local_storage_isolation: config.kubelet.local_storage_capacity_isolation(),
         sync_frequency: config.sync_frequency(),
     };
     let (uid_sender, node_uid) = watch::channel(None);

@@ -65,8 +65,7 @@ pub fn initial(config: &NodeConfig, architecture: &str) -> Node {
     }
     let annotations = config
         .kubelet
-        .enable_controller_attach_detach
-        .unwrap_or(true)
+        .enable_controller_attach_detach()
         .then(|| [(CONTROLLER_ATTACHES.to_owned(), "true".to_owned())].into());
     let provider_id = &config.kubelet.provider_id;
     Node {

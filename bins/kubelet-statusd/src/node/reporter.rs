@@ -108,7 +108,7 @@ impl Reporter {
             cadence: Cadence::new(self.config.kubelet.node_status_report_frequency.to_std()),
         };
         self.first_state().await;
-        if self.config.kubelet.register_node.unwrap_or(true) {
+        if self.config.kubelet.register_node() {
             self.register(&mut memory).await;
             self.first_csi_node().await;
         }

@@ -35,7 +35,7 @@ pub struct NodeLogs {
 
 impl NodeLogs {
     pub fn new(config: &NodeConfig, broker: BrokerClient, journal: Asker) -> Self {
-        NodeLogs { broker, journal, queries: config.kubelet.enable_system_log_query == Some(true) }
+        NodeLogs { broker, journal, queries: config.kubelet.enable_system_log_query() }
     }
 
     /// Answers one request. `relative`: what follows `/logs/`, decoded.

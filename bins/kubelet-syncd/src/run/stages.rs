@@ -85,9 +85,6 @@ use kubelet_runtime::runtime::request_check;
 /// Neither the sync loop nor PLEG waits for anybody in its loop: a turn takes milliseconds, also with hundreds of pods.
 const LOOP_BOUND: Duration = Duration::from_secs(20);
 
-/// Default of `nodeStatusMaxImages`.
-const MAX_IMAGES: i32 = 50;
-
 /// After SIGTERM, for sandboxes and containers that are being made; within the 5 s that a daemon has to stop.
 const FINISH: Duration = Duration::from_secs(4);
 
@@ -164,7 +161,7 @@ impl Followers {
         let (image_fs_sender, image_fs) = watch::channel(String::new());
         tokio::spawn(image_fs::follow(cri.clone(), health.clone(), image_fs_sender));
         let (images_sender, images) = watch::channel(Arc::default());
-        let max_images = config.kubelet.node_status_max_images.unwrap_or(MAX_IMAGES);
+        let max_images = config.kubelet.node_status_max_images();
         let ring = start.reporter.ring.clone();
         let removed = Arc::new(Notify::new());
         let (client, seen) = (cri.clone(), health.clone());
@@ -339,7 +336,7 @@ impl Loops {
         let cgroups = NodeCgroups {
             capacity: machine.capacity,
             reserved: machine.reserved,
-            enforce_pods: config.kubelet.enforce_node_allocatable.iter().any(|what| what == "pods"),
+            enforce_pods: config.kubelet.enforces_pods(),
             qos_reserved,
             driver: known.cgroup_driver,
             ready: cgroups,

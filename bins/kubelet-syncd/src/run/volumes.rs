@@ -55,7 +55,7 @@ pub(super) fn begin(
         claims: Arc::new(Claims(start.runtime_apis.storage.writes.clone())),
         metrics: OperationMetrics::register(registry)?,
         node_name: start.config.node_name.to_string(),
-        controller_attaches: start.config.kubelet.enable_controller_attach_detach.unwrap_or(true),
+        controller_attaches: start.config.kubelet.enable_controller_attach_detach(),
         selinux: selinux(start)?,
     });
     let counts = VolumeCounts::new(start.reporter.hub.clone())?.with_manager(manager.clone());

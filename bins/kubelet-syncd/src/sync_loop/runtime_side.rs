@@ -121,9 +121,9 @@ impl RuntimeSide {
         let kubelet = &config.kubelet;
         let unsigned = |n: i32| u32::try_from(n).unwrap_or(0);
         let limits = PullLimits {
-            serialize: kubelet.serialize_image_pulls.unwrap_or(true),
+            serialize: kubelet.serialize_image_pulls(),
             parallel_max: kubelet.max_parallel_image_pulls.map(unsigned),
-            per_second: kubelet.registry_pull_qps.map_or(5, unsigned),
+            per_second: unsigned(kubelet.registry_pull_qps()),
             burst: unsigned(kubelet.registry_burst),
         };
         let gate = config.feature_gates().enabled(Feature::KubeletEnsureSecretPulledImages);

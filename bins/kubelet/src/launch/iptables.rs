@@ -14,7 +14,7 @@ use crate::xtables_lock;
 
 /// `None` where the configuration does not want it, or the machine has not what it takes.
 pub fn prepare(config: &NodeConfig, programs: &Path, granted: &[Capability]) -> Option<Helper> {
-    if config.kubelet.make_iptables_util_chains == Some(false) {
+    if !config.kubelet.make_iptables_util_chains() {
         return None;
     }
     let without = |why: String| {

@@ -18,7 +18,7 @@ const FOLDERS: [&str; 2] = ["/var/log/journal", "/run/log/journal"];
 /// alone.
 pub fn prepare(config: &NodeConfig, programs: &Path) -> Option<Helper> {
     let kubelet = &config.kubelet;
-    if kubelet.enable_system_log_query != Some(true) || kubelet.enable_debugging_handlers == Some(false) {
+    if !kubelet.answers_log_queries() {
         return None;
     }
     let without = |why: String| {

@@ -58,7 +58,7 @@ pub async fn run(config: &NodeConfig) -> Result<(), LaunchError> {
     let programs = programs()?;
     let granted = bulkhead_sys::process::permitted()?;
     warn_of_withheld(&granted);
-    protect_from_oom(config.kubelet.oom_score_adj.unwrap_or(-999));
+    protect_from_oom(config.kubelet.oom_score_adj());
     let max_open_files = open_files_limit(config.kubelet.max_open_files);
     lift_processes_limit();
 

@@ -110,7 +110,7 @@ pub fn prepare(config: &mut NodeConfig) -> Result<(), UnitsError> {
 /// Settings of the configuration that the units' own rule, each with what to write into a drop-in. Pure.
 fn overruled(config: &NodeConfig) -> Vec<String> {
     let mut overruled = Vec::new();
-    let score = config.kubelet.oom_score_adj.unwrap_or(OOM_SCORE_ADJ);
+    let score = config.kubelet.oom_score_adj();
     if score != OOM_SCORE_ADJ {
         overruled.push(format!("oomScoreAdj: {score} (OOMScoreAdjust={score})"));
     }
