@@ -205,7 +205,7 @@ pub(super) const MUTANTS: [Mutant; 48] = [
         name: "no-audit",
         mistake: "what events have missed is never looked for",
         only: Some(Family::Pods),
-        file: "bins/kubelet-syncd/pleg/src/handle.rs",
+        file: "bins/kubelet-syncd/pleg/src/options.rs",
         from: "PlegOptions { audit_interval: Duration::from_secs(60),",
         to: "PlegOptions { audit_interval: Duration::from_secs(if MUTANT { 36_000 } else { 60 }),",
     },
