@@ -134,7 +134,7 @@ fn confine() -> std::io::Result<()> {
     use bulkhead_sys::seccomp::{Deny, Family, restrict};
     bulkhead_daemon::privileges::hide_memory()?;
     bulkhead_sys::process::keep_only(&[CAP_DAC_OVERRIDE, CAP_CHOWN, CAP_FOWNER]).map_err(std::io::Error::other)?;
-    restrict(&Deny::ALL, Some(&[Family::Unix])).map_err(std::io::Error::other)
+    restrict(Deny::UNPRIVILEGED, Some(&[Family::Unix])).map_err(std::io::Error::other)
 }
 
 /// Claims, has systemd keep the claims, writes the configuration and the environment. The daemons start when this program
