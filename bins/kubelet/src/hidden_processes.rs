@@ -9,7 +9,7 @@ use bulkhead_sys::mountinfo;
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "/proc is mounted with {option}, which hides the node agent's processes from each other: let the group of its daemons see \
-     them (`mount -o remount,gid={group} /proc`, and gid={group} in /etc/fstab), or mount it without hidepid"
+     them (`mount -o remount,hidepid=invisible,gid={group} /proc`, and the same in /etc/fstab), or mount it without hidepid"
 )]
 pub struct HiddenProcesses {
     option: String,
@@ -39,7 +39,9 @@ fn hiding(mountinfo: &[u8]) -> Option<Hiding> {
     let value =
         |key: &str| proc.super_options.split(',').find_map(|option| option.strip_prefix(key)?.strip_prefix('='));
     let hidden = value("hidepid").filter(|level| !matches!(*level, "0" | "off"))?;
-    let seen_by = value("gid").and_then(|gid| gid.parse().ok());
+    // With this level the kernel asks for the right to trace, and for no group.
+    let is_by_group = !matches!(hidden, "4" | "ptraceable");
+    let seen_by = value("gid").filter(|_| is_by_group).and_then(|gid| gid.parse().ok());
     Some(Hiding { option: format!("hidepid={hidden}"), seen_by })
 }
 
@@ -59,11 +61,12 @@ mod tests {
         assert_eq!(option("rw,hidepid=off"), None);
         assert_eq!(option("rw,hidepid=2"), Some(("hidepid=2".into(), None)));
         assert_eq!(option("rw,gid=990,hidepid=invisible"), Some(("hidepid=invisible".into(), Some(990))));
+        assert_eq!(option("rw,gid=990,hidepid=ptraceable"), Some(("hidepid=ptraceable".into(), None)));
         // What is mounted over it counts.
         assert_eq!(hiding(&mounted(&["rw,hidepid=1", "rw"])), None);
         assert_eq!(hiding(b""), None);
         let told = HiddenProcesses { option: "hidepid=2".into(), group: 990 }.to_string();
-        assert!(told.contains("hidepid=2") && told.contains("remount,gid=990"), "{told}");
+        assert!(told.contains("hidepid=2") && told.contains("hidepid=invisible,gid=990"), "{told}");
         assert_eq!(check(0), Ok(()), "where this test runs nothing is hidden");
     }
 }

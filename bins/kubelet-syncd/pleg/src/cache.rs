@@ -211,9 +211,11 @@ impl PodCache {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The newest known state; an empty one for a pod that the runtime does not have.
+    /// The newest known state; an empty one for a pod that the runtime does not have, without a uid where it was not listed yet.
     pub fn get(&self, uid: &PodUid) -> Arc<RuntimePod> {
-        self.inner().pods.get(uid).map(|e| e.pod.clone()).unwrap_or_default()
+        let inner = self.inner();
+        let listed = || inner.listed_at.map(|_| nothing(uid)).unwrap_or_default();
+        inner.pods.get(uid).map_or_else(listed, |entry| entry.pod.clone())
     }
 
     /// All pods that the runtime has something of. One that was listed and has not answered an inspection yet is
@@ -459,7 +461,7 @@ impl PodCache {
 impl Inner {
     fn answer(&self, uid: &PodUid, newer_than: Instant) -> Option<Answer> {
         let Some(entry) = self.pods.get(uid) else {
-            return (self.listed_at? >= newer_than).then(|| Ok(Arc::default()));
+            return (self.listed_at? >= newer_than).then(|| Ok(nothing(uid)));
         };
         let fresh = entry.observed_at >= Some(newer_than)
             || (!entry.doubtful && self.listed_at.is_some_and(|listed_at| listed_at >= newer_than));
@@ -484,6 +486,11 @@ impl Inner {
             self.waiters.insert(uid.clone(), left);
         }
     }
+}
+
+/// What a list that does not show the pod says of it.
+fn nothing(uid: &PodUid) -> Arc<RuntimePod> {
+    Arc::new(RuntimePod { uid: Some(uid.clone()), ..RuntimePod::default() })
 }
 
 fn is_empty(pod: &RuntimePod) -> bool {
@@ -573,6 +580,15 @@ mod tests {
         assert_eq!(waiting.await.unwrap().unwrap().sandboxes[0].id.as_str(), "s3");
         assert_eq!(cache.owner("s3"), Some(u.clone()));
         assert_eq!(cache.owner("s1"), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_that_a_list_does_not_show_is_known_to_have_nothing() {
+        let (cache, u) = (Arc::new(PodCache::default()), uid("u"));
+        assert_eq!(cache.get(&u).uid, None, "nobody has looked");
+        cache.set_listed(Instant::now(), &HashSet::new(), HashMap::new());
+        assert_eq!(cache.get(&u).uid, Some(u.clone()));
+        assert_eq!(cache.get_newer_than(&u, Instant::now()).await.unwrap().uid, Some(u));
     }
 
     #[tokio::test(start_paused = true)]

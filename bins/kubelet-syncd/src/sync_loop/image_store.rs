@@ -198,8 +198,9 @@ impl ImageStore {
         );
         match self.cri().remove_image(v1::RemoveImageRequest { image: Some(spec) }).await {
             Ok(_) => {
-                self.manager().collected(&image.id, reason).await;
+                // First: who asked may go away while the record is written.
                 self.removed.notify_one();
+                self.manager().collected(&image.id, reason).await;
                 Ok(RemoveImageOutcome::Removed)
             }
             Err(error) => {

@@ -91,8 +91,12 @@ impl Sockets {
 
     /// Until a file of these sockets is no longer there, or another one: nobody finds the daemon any more.
     pub async fn removed(&self) {
-        while self.stand() {
+        // They were looked at right before: where they cannot be made anew, a daemon that runs is not ended at once.
+        loop {
             tokio::time::sleep(LOOK).await;
+            if !self.stand() {
+                return;
+            }
         }
     }
 

@@ -35,12 +35,10 @@ fn after(failure: Failure) -> Next {
     match failure {
         Failure::Unreached(ErrorKind::NotFound | ErrorKind::ConnectionRefused) => Next::Forget,
         // Where no socket of a plugin can be, or nothing that speaks of devices.
-        Failure::Unreached(ErrorKind::InvalidInput) | Failure::NoOptions(Code::Unimplemented) | Failure::NoPlace => {
-            Next::End
-        }
+        Failure::Unreached(ErrorKind::InvalidInput) | Failure::NoOptions(Code::Unimplemented) => Next::End,
         // It is stopped, the way through kubelet-volnetd is closed, or a folder on the way is not root's alone just then; what broke off
-        // shows at the next try what it was.
-        Failure::Unreached(_) | Failure::NoOptions(_) | Failure::NoList => Next::Again,
+        // shows at the next try what it was. Resources whose plugins have gone give their places back after a while.
+        Failure::Unreached(_) | Failure::NoOptions(_) | Failure::NoList | Failure::NoPlace => Next::Again,
     }
 }
 
@@ -155,7 +153,7 @@ mod tests {
             (Failure::NoOptions(Code::Internal), Next::Again),
             (Failure::NoOptions(Code::Unimplemented), Next::End),
             (Failure::NoList, Next::Again),
-            (Failure::NoPlace, Next::End),
+            (Failure::NoPlace, Next::Again),
         ] {
             assert_eq!(after(failure), next, "{failure:?}");
         }
