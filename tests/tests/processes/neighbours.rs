@@ -70,7 +70,7 @@ fn two_nodes_on_one_runtime_leave_each_other_s_pods_alone() -> Result<()> {
     ensure!(ready(&half)?, "a sandbox in somebody else's cgroup was stopped");
     ensure!(exists(&ended)?, "a stopped sandbox of somebody else was removed");
     let log = std::fs::read_to_string(alpha.log())?;
-    ensure!(log.contains("pod of somebody else is left alone"), "it is said why nothing was done");
+    ensure!(log.contains("ignoring pod that another kubelet runs"), "it is said why nothing was done");
 
     // The end of one node is nothing to the other.
     alpha.remove("web")?;
