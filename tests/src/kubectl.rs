@@ -3,10 +3,11 @@
 
 use std::io::{Read, Write as _};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use bulkhead_testkit::{Cluster, LONG, eventually};
+use parking_lot::Mutex;
 
 /// How kubectl carries streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -166,7 +167,7 @@ impl Heard {
                     if count == 0 {
                         break;
                     }
-                    heard.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&part[..count]);
+                    heard.0.lock().extend_from_slice(&part[..count]);
                 }
             }
         });
@@ -174,7 +175,7 @@ impl Heard {
     }
 
     fn bytes(&self) -> Vec<u8> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 
     fn text(&self) -> String {

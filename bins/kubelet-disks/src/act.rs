@@ -4,13 +4,14 @@ use std::collections::HashMap;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_helper::{Ended, Program};
 use bulkhead_ipc::common::disk_reply::Outcome;
 use bulkhead_ipc::common::disk_request::Act;
 use bulkhead_ipc::common::{DiskReply, DiskRequest, FcDisk, IscsiDisk};
+use parking_lot::Mutex;
 
 use crate::device;
 use crate::fc;
@@ -37,7 +38,7 @@ type Lock = Arc<tokio::sync::Mutex<()>>;
 
 impl Devices {
     fn of(&self, question: &DiskRequest) -> Lock {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         all.retain(|_, lock| Arc::strong_count(lock) > 1);
         let key = match &question.iscsi {
             Some(disk) => Key::Target(disk.iqn.clone()),

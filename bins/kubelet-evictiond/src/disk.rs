@@ -3,10 +3,11 @@
 
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bulkhead_ipc::common::{FileSystemFigures, FolderFigures};
+use parking_lot::Mutex;
 
 /// A file system's figures, bytes and inodes. `used` is what is not free, reserved blocks included, as cAdvisor has it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -97,7 +98,7 @@ where
     {
         let mut running = Vec::new();
         {
-            let Ok(mut kept) = self.kept.lock() else { return };
+            let mut kept = self.kept.lock();
             let names: HashSet<&K> = wanted.iter().map(|(key, _)| key).collect();
             kept.retain(|key, _| names.contains(key));
             drop(names);
@@ -110,9 +111,7 @@ where
                 let kept = self.kept.clone();
                 running.push(tokio::spawn(async move {
                     let value = measure.await;
-                    if let Ok(mut kept) = kept.lock()
-                        && let Some(entry) = kept.get_mut(&key)
-                    {
+                    if let Some(entry) = kept.lock().get_mut(&key) {
                         // What could not be measured (its worker was killed) is asked for again, and not kept as unknown.
                         let at = value.is_some().then(Instant::now);
                         *entry = CachedUsage { value, at, in_work: false };
@@ -132,7 +131,7 @@ where
 
     /// The newest figures, if there are any.
     pub fn get(&self, key: &K) -> Option<V> {
-        self.kept.lock().ok()?.get(key)?.value.clone()
+        self.kept.lock().get(key)?.value.clone()
     }
 }
 

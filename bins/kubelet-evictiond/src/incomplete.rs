@@ -1,9 +1,9 @@
 //! Which volumes the log was told of that could not be measured as a whole: of each it is told now and then, however often it is measured.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// A volume is told of again after this.
@@ -21,7 +21,7 @@ impl Incomplete {
     /// Whether this one is to be told of now.
     pub fn is_news(&self, volume: &str) -> bool {
         // Each change is a single call: a holder that panicked left a whole map.
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = self.told.lock();
         told.retain(|_, at| at.elapsed() < AGAIN);
         if told.len() >= MAX || told.contains_key(volume) {
             return false;

@@ -2,7 +2,7 @@
 //! names the folders of the others, whose file systems kubelet-walker's workers look at.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_daemon::progress::Heartbeat;
@@ -13,6 +13,7 @@ use bulkhead_ipc::evictiond::{FsStats, VolumeStats};
 use bulkhead_ipc::syncd::storage_client::StorageClient;
 use bulkhead_ipc::syncd::{VolumeUsage, VolumeUsagesRequest};
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{GaugeVec, Opts};
@@ -64,7 +65,7 @@ impl PersistentVolumes {
     /// Which pods there are: figures of volumes of one that runs stay.
     pub fn pods_are(&self, pods: &[Pod]) {
         let running = pods.iter().filter(|pod| !pod.containers.is_empty()).map(|pod| pod.uid.to_string()).collect();
-        *self.running.lock().unwrap_or_else(PoisonError::into_inner) = running;
+        *self.running.lock() = running;
     }
 
     /// Renews what is old, and waits for it so long at most; a driver that is slower is seen in later figures.
@@ -82,7 +83,7 @@ impl PersistentVolumes {
     }
 
     pub fn of(&self, pod_uid: &str) -> Vec<VolumeStats> {
-        self.figures.lock().unwrap_or_else(PoisonError::into_inner).get(pod_uid).cloned().unwrap_or_default()
+        self.figures.lock().get(pod_uid).cloned().unwrap_or_default()
     }
 
     /// `None`: it could not be found out which volumes there are.
@@ -112,14 +113,14 @@ impl PersistentVolumes {
                 let time = Moment::now().text;
                 let fs = figures(&told, &time);
                 // Each as it comes: who is slow holds up no other.
-                note(&mut self.figures.lock().unwrap_or_else(PoisonError::into_inner), &told, fs, &time);
+                note(&mut self.figures.lock(), &told, fs, &time);
             } else {
                 measured.extend(self.measure(told));
             }
         }
         let _ = tokio::time::timeout(FOLDERS, join_all(measured)).await;
-        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        forget(&mut self.figures.lock().unwrap_or_else(PoisonError::into_inner), &there, &running);
+        let running = self.running.lock().clone();
+        forget(&mut self.figures.lock(), &there, &running);
         Ok(())
     }
 }
@@ -129,10 +130,7 @@ impl PersistentVolumes {
     /// because its server is away, is not asked for again; of the pod's other folders nothing is known meanwhile, as the pod has
     /// one worker for all of them.
     fn measure(&self, told: VolumeUsage) -> Option<JoinHandle<()>> {
-        let lock = |asked: &Mutex<HashSet<String>>, act: fn(&mut HashSet<String>, String) -> bool, folder| {
-            act(&mut asked.lock().unwrap_or_else(PoisonError::into_inner), folder)
-        };
-        if !lock(&self.asked, HashSet::insert, told.folder.clone()) {
+        if !self.asked.lock().insert(told.folder.clone()) {
             return None;
         }
         let this = self.clone();
@@ -140,8 +138,8 @@ impl PersistentVolumes {
             let fs = this.walker.volume(&told.pod_uid, told.folder.clone()).await;
             let time = Moment::now().text;
             let fs = fs.map(|fs| stats::whole(fs, &time));
-            note(&mut this.figures.lock().unwrap_or_else(PoisonError::into_inner), &told, fs, &time);
-            lock(&this.asked, |asked, folder| asked.remove(&folder), told.folder);
+            note(&mut this.figures.lock(), &told, fs, &time);
+            this.asked.lock().remove(&told.folder);
         }))
     }
 }
@@ -254,7 +252,7 @@ impl Collector for VolumeGauges {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let figures = self.volumes.figures.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let figures = self.volumes.figures.lock().clone();
         for (gauge, (.., figure)) in self.gauges.iter().zip(FAMILIES) {
             gauge.reset();
             for volume in figures.values().flatten().filter(|volume| !volume.claim_name.is_empty()) {
@@ -356,8 +354,8 @@ mod tests {
         let counted = asked.clone();
         let pool = WorkerPool::here(crate::walker::LIMITS, move |request| {
             if String::from_utf8_lossy(&request.bytes).contains("/away") {
-                *counted.lock().unwrap() += 1;
-                let _ = held.lock().unwrap().recv();
+                *counted.lock() += 1;
+                let _ = held.lock().recv();
             }
             let figures = FileSystemFigures { capacity_bytes: 7, ..FileSystemFigures::default() };
             Message::of(WalkReply { file_system: Some(figures), ..WalkReply::default() }.encode_to_vec())
@@ -372,10 +370,10 @@ mod tests {
         assert!(volumes.of("p").is_empty());
         release.send(()).unwrap();
         away.await.unwrap();
-        assert_eq!((volumes.of("p").len(), *asked.lock().unwrap()), (1, 1), "what comes late is noted late");
+        assert_eq!((volumes.of("p").len(), *asked.lock()), (1, 1), "what comes late is noted late");
         release.send(()).unwrap();
         volumes.measure(of("p", "/away")).unwrap().await.unwrap();
-        assert_eq!(*asked.lock().unwrap(), 2, "and asked for again once it was answered for");
+        assert_eq!(*asked.lock(), 2, "and asked for again once it was answered for");
     }
 
     /// Each of its volumes is a question; none of them but the first is waited for, and nobody else is refused for them.
@@ -391,8 +389,8 @@ mod tests {
         let limits = Limits { hangs_after: Duration::from_millis(50), ..crate::walker::LIMITS };
         let pool = WorkerPool::here(limits, move |request| {
             if String::from_utf8_lossy(&request.bytes).contains("/away") {
-                *counted.lock().unwrap() += 1;
-                let _ = held.lock().unwrap().recv();
+                *counted.lock() += 1;
+                let _ = held.lock().recv();
             }
             let figures = FileSystemFigures { capacity_bytes: 7, ..FileSystemFigures::default() };
             Message::of(WalkReply { file_system: Some(figures), ..WalkReply::default() }.encode_to_vec())
@@ -407,7 +405,7 @@ mod tests {
         for refused in asked {
             refused.await.unwrap();
         }
-        assert_eq!((pool.hanging().len(), *met.lock().unwrap()), (1, 1));
+        assert_eq!((pool.hanging().len(), *met.lock()), (1, 1));
         assert!(walker.file_system("/var/lib/kubelet".into()).await.is_some(), "the node's signals");
         assert!(walker.container_logs(&[]).await.is_some(), "rotation of logs");
         volumes.measure(of("other", "/there".into())).unwrap().await.unwrap();

@@ -1,7 +1,7 @@
 //! What runs in this process and with what, from the first socket to the last: one function for each task.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_config::{Feature, NodeConfig};
@@ -14,6 +14,7 @@ use bulkhead_ipc::peers::{MethodRule, Role};
 use bulkhead_types::Process;
 use bulkhead_worker::WorkerPool;
 use bulkhead_worker::hanging::{Hanging, degraded};
+use parking_lot::Mutex;
 
 use crate::cgroup::{self, Hierarchy};
 use crate::eviction;

@@ -113,7 +113,7 @@ impl Purpose {
 pub struct StatsService<P, R> {
     state: Mutex<State>,
     /// Locked on the blocking pool only. Beside `state`, because a caller that goes away drops its request half-way.
-    sampler: Arc<std::sync::Mutex<Sampler>>,
+    sampler: Arc<parking_lot::Mutex<Sampler>>,
     pods: P,
     runtime: Arc<R>,
     paths: InstancePaths,
@@ -142,7 +142,7 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         let paths = sampler.paths().instance.clone();
         StatsService {
             state: Mutex::default(),
-            sampler: Arc::new(std::sync::Mutex::new(sampler)),
+            sampler: Arc::new(parking_lot::Mutex::new(sampler)),
             pods,
             runtime: Arc::new(runtime),
             paths,
@@ -309,13 +309,9 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         work: impl FnOnce(&mut Sampler) -> T + Send + 'static,
     ) -> Result<T, Status> {
         let sampler = self.sampler.clone();
-        let work = move || {
-            let mut sampler = sampler.lock().map_err(|_| Status::internal("an earlier sample failed half-way"))?;
-            Ok(work(&mut sampler))
-        };
-        tokio::task::spawn_blocking(work)
+        tokio::task::spawn_blocking(move || work(&mut sampler.lock()))
             .await
-            .map_err(|error| Status::internal(format!("measuring was broken off: {error}")))?
+            .map_err(|error| Status::internal(format!("measuring was broken off: {error}")))
     }
 
     /// Renews disk figures that are old, without waiting for what hangs. `runtime`: what the runtime says of disks.
@@ -491,18 +487,18 @@ mod tests {
 
     #[derive(Default)]
     struct FakePods {
-        figures: std::sync::Mutex<Option<PodFigures>>,
+        figures: parking_lot::Mutex<Option<PodFigures>>,
         away: AtomicBool,
         /// kubelet-syncd has started and no source has delivered.
         starting: AtomicBool,
         /// The cgroup of its pod; empty: "/".
-        cgroup: std::sync::Mutex<String>,
+        cgroup: parking_lot::Mutex<String>,
         asked: AtomicUsize,
         runtime_asked: AtomicUsize,
         /// The runtime answers when the kernel's files have been read.
-        runtime_waits: std::sync::Mutex<Option<Metrics>>,
+        runtime_waits: parking_lot::Mutex<Option<Metrics>>,
         /// Nor sooner than this.
-        runtime_hangs: std::sync::Mutex<Option<tokio::sync::watch::Receiver<bool>>>,
+        runtime_hangs: parking_lot::Mutex<Option<tokio::sync::watch::Receiver<bool>>>,
     }
 
     impl PodSource for Arc<FakePods> {
@@ -513,7 +509,7 @@ mod tests {
                 namespace: Namespace::parse("default").unwrap(),
                 name: PodName::parse("web").unwrap(),
                 started_at: "2026-01-01T00:00:00Z".into(),
-                cgroup: Some(format!("/{}", self.cgroup.lock().unwrap())),
+                cgroup: Some(format!("/{}", self.cgroup.lock())),
                 containers: vec![crate::pods::PodContainer {
                     name: ContainerName::parse("main").unwrap(),
                     id: "none".into(),
@@ -538,11 +534,11 @@ mod tests {
     impl RuntimeSource for Arc<FakePods> {
         async fn disks(&self) -> Option<RuntimeDisks> {
             self.runtime_asked.fetch_add(1, Ordering::Relaxed);
-            let waits = self.runtime_waits.lock().unwrap().clone();
+            let waits = self.runtime_waits.lock().clone();
             while waits.as_ref().is_some_and(|metrics| metrics.sample_seconds.get_sample_count() == 0) {
                 tokio::task::yield_now().await;
             }
-            let hangs = self.runtime_hangs.lock().unwrap().clone();
+            let hangs = self.runtime_hangs.lock().clone();
             if let Some(mut hangs) = hangs {
                 hangs.wait_for(|hangs| !hangs).await.unwrap();
             }
@@ -557,7 +553,7 @@ mod tests {
         }
 
         async fn pod_figures(&self) -> PodFigures {
-            self.figures.lock().unwrap().clone().unwrap_or(PodFigures::OurOwn)
+            self.figures.lock().clone().unwrap_or(PodFigures::OurOwn)
         }
     }
 
@@ -620,7 +616,7 @@ mod tests {
     async fn the_kernel_s_files_are_read_while_the_runtime_measures() {
         let temp = tempfile::tempdir().unwrap();
         let (service, fake) = service(temp.path());
-        *fake.runtime_waits.lock().unwrap() = Some(service.metrics.clone());
+        *fake.runtime_waits.lock() = Some(service.metrics.clone());
         let sample = tokio::time::timeout(Duration::from_secs(60), service.sample(Duration::ZERO, ALL)).await;
         let sample = sample.expect("neither waits for the other").unwrap();
         assert_eq!(sample.node.image_fs.as_ref().unwrap().used_bytes, Some(700));
@@ -633,7 +629,7 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let (service, fake) = service(temp.path());
         let (hangs, following) = tokio::sync::watch::channel(true);
-        *fake.runtime_hangs.lock().unwrap() = Some(following);
+        *fake.runtime_hangs.lock() = Some(following);
         let images = |sample: Arc<Sample>| sample.node.image_fs.as_ref().unwrap().used_bytes;
         for _ in 0..2 {
             let began = tokio::time::Instant::now();
@@ -678,7 +674,7 @@ mod tests {
     async fn the_runtime_s_figures_where_they_are_its_to_tell() {
         let temp = tempfile::tempdir().unwrap();
         let (service, fake) = service(temp.path());
-        let figures = |figures| *fake.figures.lock().unwrap() = Some(figures);
+        let figures = |figures| *fake.figures.lock() = Some(figures);
         figures(PodFigures::Unknown);
         let sample = service.sample(Duration::ZERO, ALL).await.unwrap();
         assert!(!sample.node.pods_known && sample.pods.is_empty(), "not told yet");
@@ -718,9 +714,9 @@ mod tests {
         let hierarchy = temp.path().join("cgroup");
         let container = hierarchy.join("podu1/none");
         std::fs::create_dir_all(&container).unwrap();
-        let paths = service.sampler.lock().unwrap().paths().clone();
-        service.sampler = Arc::new(std::sync::Mutex::new(Sampler::of(paths, Hierarchy::V2 { root: hierarchy })));
-        "podu1".clone_into(&mut fake.cgroup.lock().unwrap());
+        let paths = service.sampler.lock().paths().clone();
+        service.sampler = Arc::new(parking_lot::Mutex::new(Sampler::of(paths, Hierarchy::V2 { root: hierarchy })));
+        "podu1".clone_into(&mut fake.cgroup.lock());
         let told = async || {
             let sample = service.sample(Duration::ZERO, ALL).await.unwrap();
             (sample.pods.len(), sample.node.pods_known)

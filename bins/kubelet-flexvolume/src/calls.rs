@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_sys::spawn::Spec;
 use bulkhead_types::FlexDriver;
+use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe::Receiver;
@@ -41,7 +42,7 @@ pub struct Place {
 impl Calls {
     /// `None`: too many of this driver have not ended.
     pub fn place(&self, driver: &FlexDriver) -> Option<Place> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         let count = all.entry(driver.clone()).or_default();
         if *count >= OF_ONE_DRIVER {
             return None;
@@ -53,7 +54,7 @@ impl Calls {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut all = self.calls.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.calls.0.lock();
         if let Some(count) = all.get_mut(&self.driver) {
             *count -= 1;
             if *count == 0 {
@@ -210,6 +211,6 @@ mod tests {
         assert!(calls.place(&other).is_some());
         drop(held);
         assert!(calls.place(&one).is_some());
-        assert!(calls.0.lock().unwrap().is_empty());
+        assert!(calls.0.lock().is_empty());
     }
 }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::routes::Surface;
 
@@ -19,24 +21,20 @@ pub struct Listening {
 
 impl Drop for Listening {
     fn drop(&mut self) {
-        self.list.lock().remove(&self.address);
+        self.list.0.lock().remove(&self.address);
     }
 }
 
 impl Listeners {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<SocketAddr, Surface>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Notes that `address` is served for as long as the answer lives.
     pub fn add(&self, surface: Surface, address: SocketAddr) -> Listening {
-        self.lock().insert(address, surface);
+        self.0.lock().insert(address, surface);
         Listening { address, list: self.clone() }
     }
 
     /// Addresses that are served now, as URLs.
     pub fn urls(&self) -> Vec<String> {
-        self.lock().iter().map(|(address, surface)| format!("{}://{address}", scheme(*surface))).collect()
+        self.0.lock().iter().map(|(address, surface)| format!("{}://{address}", scheme(*surface))).collect()
     }
 }
 

@@ -1,6 +1,6 @@
 //! The other three processes as this one sees them: whether each is there, and the questions that it is asked.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bulkhead_ipc::client::{Link, PeerState};
@@ -16,6 +16,7 @@ use bulkhead_ipc::syncd::node_client::NodeClient;
 use bulkhead_ipc::syncd::{GetNodeRequest, NodeState};
 use bulkhead_ipc::{MAX_MESSAGE_BYTES, MAX_POD_BYTES};
 use bulkhead_types::Process;
+use parking_lot::Mutex;
 
 use crate::health::Presence;
 
@@ -50,7 +51,8 @@ impl Peer {
         tokio::spawn(async move {
             loop {
                 let ready = matches!(*states.borrow_and_update(), PeerState::Known { ready: true, .. });
-                if let Ok(mut since) = follow.lock() {
+                {
+                    let mut since = follow.lock();
                     match (&*since, ready) {
                         (_, true) => *since = Since::There,
                         (Since::There, false) => *since = Since::Away(Instant::now()),
@@ -66,10 +68,10 @@ impl Peer {
     }
 
     fn presence(&self) -> Presence {
-        match self.since.lock().as_deref() {
-            Ok(Since::There) => Presence::Ready,
-            Ok(Since::Away(at)) => Presence::Away(Some(at.elapsed())),
-            Ok(Since::Never) | Err(_) => Presence::Away(None),
+        match &*self.since.lock() {
+            Since::There => Presence::Ready,
+            Since::Away(at) => Presence::Away(Some(at.elapsed())),
+            Since::Never => Presence::Away(None),
         }
     }
 }

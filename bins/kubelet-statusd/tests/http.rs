@@ -2,8 +2,8 @@
 //! scraper and a hostile client see.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bulkhead_apiclient::Reachability;
@@ -30,6 +30,7 @@ use bulkhead_ipc::syncd::{GetNodeRequest, NodeState};
 use bulkhead_types::Process;
 use kubelet_statusd::scrape::exposition::{self, Family};
 use kubelet_statusd::{HealthChecks, Limits, Listeners, Parts, Peers, Router, StatusService, Surface, serve_http};
+use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -65,7 +66,7 @@ impl ProcessApi for Fake {
     }
     async fn metrics(&self, _: Request<MetricsRequest>) -> Result<Response<MetricsReply>, Status> {
         self.silence().await;
-        Ok(Response::new(MetricsReply { text: self.0.metrics.lock().unwrap().clone() }))
+        Ok(Response::new(MetricsReply { text: self.0.metrics.lock().clone() }))
     }
 }
 
@@ -73,11 +74,11 @@ impl ProcessApi for Fake {
 impl Node for Fake {
     async fn get(&self, _: Request<GetNodeRequest>) -> Result<Response<NodeState>, Status> {
         self.silence().await;
-        let sync_loop_age_seconds = *self.0.sync_loop_age.lock().unwrap();
+        let sync_loop_age_seconds = *self.0.sync_loop_age.lock();
         Ok(Response::new(NodeState {
             sync_loop_age_seconds,
             pleg: "cri-events".into(),
-            device_registration_error: self.0.device_registration_error.lock().unwrap().clone(),
+            device_registration_error: self.0.device_registration_error.lock().clone(),
             ..Default::default()
         }))
     }
@@ -251,7 +252,7 @@ async fn healthz_is_ok_and_404_and_head_are_gos() {
 #[tokio::test]
 async fn a_wedged_syncd_does_not_look_healthy() {
     let lab = lab().await;
-    *lab.syncd.script.sync_loop_age.lock().unwrap() = 1e6;
+    *lab.syncd.script.sync_loop_age.lock() = 1e6;
     let (status, body) = get(lab.healthz, "/healthz").await;
     assert_eq!(status, 500);
     assert!(
@@ -263,7 +264,7 @@ async fn a_wedged_syncd_does_not_look_healthy() {
     assert_eq!(get(lab.healthz, "/healthz/ping").await.0, 200);
     assert_eq!(get(lab.healthz, "/healthz?exclude=syncloop").await, (200, "ok".into()));
 
-    *lab.syncd.script.sync_loop_age.lock().unwrap() = 0.0;
+    *lab.syncd.script.sync_loop_age.lock() = 0.0;
     lab.syncd.script.silent.store(true, Ordering::Relaxed);
     assert_eq!(get(lab.healthz, "/healthz/syncloop").await.1, "internal server error: kubelet-syncd does not answer\n");
     let checks = lab.health.all(Surface::Healthz).await;
@@ -279,7 +280,7 @@ async fn device_plugins_that_cannot_register_are_told() {
         (200, "[+]ping ok\n[+]log ok\n[+]syncloop ok\n[+]device-plugin ok\nhealthz check passed\n")
     );
     assert_eq!(get(lab.read_only, "/healthz/device-plugin").await, (200, "ok".into()));
-    *lab.syncd.script.device_registration_error.lock().unwrap() = "no socket".into();
+    *lab.syncd.script.device_registration_error.lock() = "no socket".into();
     let expected = "internal server error: device registration error: device plugin registration gRPC server failed and no \
                     device plugins can register: no socket\n";
     assert_eq!(get(lab.read_only, "/healthz/device-plugin").await, (500, expected.into()));
@@ -303,9 +304,9 @@ async fn metrics_are_one_valid_text_whatever_the_processes_say() {
     let lab = lab().await;
     let good = "# HELP kubelet_x_total h\n# TYPE kubelet_x_total counter\nkubelet_x_total 2\n\
                 # TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total 5\n";
-    *lab.syncd.script.metrics.lock().unwrap() = good.into();
-    *lab.volnetd.script.metrics.lock().unwrap() = good.into();
-    *lab.evictiond.script.metrics.lock().unwrap() = "kubelet_x_total{ 1\n".into();
+    *lab.syncd.script.metrics.lock() = good.into();
+    *lab.volnetd.script.metrics.lock() = good.into();
+    *lab.evictiond.script.metrics.lock() = "kubelet_x_total{ 1\n".into();
     let (status, head, body) = ask(lab.read_only, "GET", "/metrics").await;
     assert_eq!(status, 200);
     assert!(head.contains("content-type: text/plain; version=0.0.4"), "{head}");
@@ -319,7 +320,7 @@ async fn metrics_are_one_valid_text_whatever_the_processes_say() {
     // One is gone, one does not answer: their series are missing, within the deadline.
     lab.volnetd.stop.cancel();
     lab.syncd.script.silent.store(true, Ordering::Relaxed);
-    *lab.evictiond.script.metrics.lock().unwrap() = "# TYPE kubelet_y gauge\nkubelet_y 1\n".into();
+    *lab.evictiond.script.metrics.lock() = "# TYPE kubelet_y gauge\nkubelet_y 1\n".into();
     let started = std::time::Instant::now();
     let families = exposition::parse(&get(lab.read_only, "/metrics").await.1).unwrap();
     assert!(started.elapsed() < Duration::from_secs(5));

@@ -3,8 +3,8 @@
 
 use std::collections::VecDeque;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bulkhead_config::NodeConfig;
@@ -22,6 +22,7 @@ use kubelet_statusd::node::ready::SilentPeers;
 use kubelet_statusd::node::server::Server;
 use kubelet_statusd::node::starts::Starts;
 use kubelet_statusd::node::syncd_view::View;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -220,10 +221,10 @@ fn start_again(
             }
             let bytes = body.collect().await.map_err(|error| std::io::Error::other(error.to_string()))?.to_bytes();
             let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
-            if world.lock().unwrap().silent {
+            if world.lock().silent {
                 std::future::pending::<()>().await;
             }
-            let (code, answer) = world.lock().unwrap().answer(parts.method.as_str(), parts.uri.path(), body);
+            let (code, answer) = world.lock().answer(parts.method.as_str(), parts.uri.path(), body);
             let answer = Body::from(serde_json::to_vec(&answer).unwrap());
             Ok::<_, std::io::Error>(http::Response::builder().status(code).body(answer).unwrap())
         }
@@ -231,7 +232,7 @@ fn start_again(
     let client = || kube::Client::new(service.clone(), "default");
     let (progress, reconnects) = (Progress::default(), Arc::<Mutex<u32>>::default());
     let counted = reconnects.clone();
-    let reconnect = Arc::new(move || *counted.lock().unwrap() += 1);
+    let reconnect = Arc::new(move || *counted.lock() += 1);
     let server = Server::with_clients(&config, client(), client(), reconnect);
     let metrics = Metrics::register(&prometheus::Registry::new()).unwrap();
     let (events, recorded) = EventQueue::new();
@@ -289,7 +290,7 @@ impl Node {
     }
 
     fn take(&self) -> Vec<Request> {
-        std::mem::take(&mut self.world.lock().unwrap().requests)
+        std::mem::take(&mut self.world.lock().requests)
     }
 
     fn count(requests: &[Request], what: &str) -> usize {
@@ -297,7 +298,7 @@ impl Node {
     }
 
     fn condition(&self, kind: &str) -> Value {
-        let world = self.world.lock().unwrap();
+        let world = self.world.lock();
         let conditions = world.node.as_ref().unwrap()["status"]["conditions"].as_array().unwrap().clone();
         conditions.into_iter().find(|condition| condition["type"] == kind).unwrap()
     }
@@ -334,7 +335,7 @@ async fn a_new_node_is_ready_with_four_writes_and_quiet_after() {
     sorted.sort_unstable();
     assert_eq!(sorted, [STATUS, "POST /api/v1/nodes", &lease, "POST /apis/storage.k8s.io/v1/csinodes"], "{writes:?}");
     assert_eq!(
-        node.world.lock().unwrap().lease.as_ref().unwrap()["metadata"]["ownerReferences"],
+        node.world.lock().lease.as_ref().unwrap()["metadata"]["ownerReferences"],
         json!([{"apiVersion": "v1", "kind": "Node", "name": "test-node", "uid": "node-uid"}])
     );
     assert_eq!(
@@ -436,7 +437,7 @@ async fn a_node_that_stands_is_put_right_and_stays_ready() {
     node.pass(Duration::from_secs(5)).await;
     let requests = node.take();
     assert!(requests.iter().all(|request| request.body.get("spec").is_none() || !request.what.starts_with("PATCH")));
-    let world = node.world.lock().unwrap();
+    let world = node.world.lock();
     let object = world.node.clone().unwrap();
     assert_eq!(object["metadata"]["labels"]["kubernetes.io/os"], "linux");
     assert_eq!(object["metadata"]["labels"]["kubernetes.io/hostname"], "test-node");
@@ -480,7 +481,7 @@ async fn extended_resources_are_put_to_zero_once_per_start_of_the_kubelet() {
         let starts = Starts::load(Arc::new(state), id);
         let node = start_again(std::mem::take(&mut world), |_| {}, Some(well()), starts);
         node.pass(Duration::from_secs(5)).await;
-        world = std::mem::take(&mut *node.world.lock().unwrap());
+        world = std::mem::take(&mut *node.world.lock());
         world.requests.clear();
         let status = &world.node.as_ref().unwrap()["status"];
         for list in ["capacity", "allocatable"] {
@@ -518,7 +519,7 @@ async fn refusals_are_met_as_upstream_meets_them() {
     assert!(Node::count(&requests, &format!("GET {LEASES}/test-node")) >= 2);
     let renewals: Vec<&Request> = requests.iter().filter(|request| request.what.starts_with(lease_put)).collect();
     assert!(renewals.len() >= 4, "{renewals:?}");
-    assert!(*node.reconnects.lock().unwrap() >= 1);
+    assert!(*node.reconnects.lock() >= 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -526,12 +527,12 @@ async fn an_api_server_that_is_away_is_not_thronged_and_back_is_back() {
     let node = start(World::default(), |_| {}, Some(well()));
     node.pass(Duration::from_secs(30)).await;
     node.take();
-    node.world.lock().unwrap().silent = true;
+    node.world.lock().silent = true;
     node.says(NodeState { volumes_synced: true, volumes_in_use: vec!["v".into()], ..well() });
     node.pass(Duration::from_secs(120)).await;
-    node.world.lock().unwrap().silent = false;
+    node.world.lock().silent = false;
     node.pass(Duration::from_secs(30)).await;
-    let world = node.world.lock().unwrap();
+    let world = node.world.lock();
     assert_eq!(world.node.as_ref().unwrap()["status"]["volumesInUse"], json!(["v"]));
     let renewed = world.requests.iter().filter(|request| request.what.starts_with("PUT ")).count();
     assert!((1..=4).contains(&renewed), "{renewed} renewals");
@@ -542,7 +543,7 @@ async fn an_api_server_that_is_away_is_not_thronged_and_back_is_back() {
 async fn a_node_that_is_deleted_is_not_made_again() {
     let node = start(World::default(), |_| {}, Some(well()));
     node.pass(Duration::from_secs(30)).await;
-    node.world.lock().unwrap().node = None;
+    node.world.lock().node = None;
     node.take();
     node.says(NodeState { network_ready: false, ..well() });
     node.pass(Duration::from_secs(120)).await;
@@ -552,12 +553,12 @@ async fn a_node_that_is_deleted_is_not_made_again() {
     assert!((8..=14).contains(&asked), "{asked}: once a period");
     assert!(Node::count(&requests, "PUT ") >= 10, "the lease goes on");
     // Somebody makes it: its status is filled again.
-    node.world.lock().unwrap().node = Some(
+    node.world.lock().node = Some(
         json!({"metadata": {"name": "test-node", "uid": "other", "resourceVersion": "99"}, "spec": {}, "status": {}}),
     );
     node.pass(Duration::from_secs(12)).await;
     assert_eq!(node.condition("Ready")["status"], "False");
-    assert_eq!(node.world.lock().unwrap().node.as_ref().unwrap()["status"]["capacity"]["cpu"], "2");
+    assert_eq!(node.world.lock().node.as_ref().unwrap()["status"]["capacity"]["cpu"], "2");
 }
 
 #[tokio::test(start_paused = true)]
@@ -566,11 +567,11 @@ async fn a_node_that_is_not_to_register_only_speaks_of_one_that_stands() {
     node.pass(Duration::from_secs(60)).await;
     let requests = node.take();
     assert_eq!(Node::count(&requests, "POST ") + Node::count(&requests, "PATCH "), 0);
-    node.world.lock().unwrap().node =
+    node.world.lock().node =
         Some(json!({"metadata": {"name": "test-node", "uid": "u", "resourceVersion": "1"}, "spec": {}, "status": {}}));
     node.pass(Duration::from_secs(15)).await;
     assert_eq!(node.condition("Ready")["status"], "True");
-    assert!(node.world.lock().unwrap().lease.is_some());
+    assert!(node.world.lock().lease.is_some());
 }
 
 #[tokio::test(start_paused = true)]
@@ -616,7 +617,7 @@ async fn images_wait_for_the_period_and_our_own_echo_is_no_news() {
     assert_eq!(Node::count(&node.take(), STATUS), 0);
     node.pass(Duration::from_secs(12)).await;
     assert_eq!(Node::count(&node.take(), STATUS), 1);
-    let echo = node.world.lock().unwrap().node.clone().unwrap();
+    let echo = node.world.lock().node.clone().unwrap();
     let image = bulkhead_ipc::syncd::NodeImage { size_bytes: 19, ..image };
     let api_node_json = serde_json::to_vec(&echo).unwrap();
     node.says(NodeState { images: vec![image], api_node_json, ..well() });
@@ -683,7 +684,7 @@ async fn cordoning_is_one_event() {
     let mut node = start(World::default(), |_| {}, Some(well()));
     node.pass(Duration::from_secs(5)).await;
     node.event_reasons();
-    let mut object = node.world.lock().unwrap().node.clone().unwrap();
+    let mut object = node.world.lock().node.clone().unwrap();
     object["spec"]["unschedulable"] = json!(true);
     object["metadata"]["resourceVersion"] = json!("1000");
     let api_node_json = serde_json::to_vec(&object).unwrap();
@@ -712,16 +713,16 @@ async fn an_api_server_that_hangs_holds_no_beat_back() {
     // From the start on, with nothing registered; and later.
     let node = start(World { silent: true, ..World::default() }, |_| {}, Some(well()));
     assert_eq!(node.beats_missed(hour).await, Vec::<String>::new());
-    node.world.lock().unwrap().silent = false;
+    node.world.lock().silent = false;
     assert_eq!(node.beats_missed(hour).await, Vec::<String>::new());
     assert_eq!(node.condition("Ready")["status"], "True");
-    node.world.lock().unwrap().silent = true;
+    node.world.lock().silent = true;
     assert_eq!(node.beats_missed(hour).await, Vec::<String>::new());
     // One that refuses everything.
-    node.world.lock().unwrap().silent = false;
+    node.world.lock().silent = false;
     let refused =
         ["GET", "PATCH", "PUT", "POST"].into_iter().cycle().take(4000).map(|what| (what, 500, "InternalError"));
-    node.world.lock().unwrap().refusals.extend(refused);
+    node.world.lock().refusals.extend(refused);
     assert_eq!(node.beats_missed(hour).await, Vec::<String>::new());
 }
 

@@ -2,10 +2,11 @@
 //! which finds out which mirror belongs to which static pod ([`crate::api::mirrors`]).
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bulkhead_ipc::syncd::ApiObject;
 use bulkhead_types::PodUid;
+use parking_lot::{Mutex, MutexGuard};
 
 /// Shared by the watch, the pods' tasks and the service.
 #[derive(Debug, Default)]
@@ -16,7 +17,7 @@ pub struct MirrorPods {
 impl MirrorPods {
     fn by_static_pod(&self) -> MutexGuard<'_, HashMap<PodUid, Arc<ApiObject>>> {
         // No method panics between two writes.
-        self.by_static_pod.lock().unwrap_or_else(PoisonError::into_inner)
+        self.by_static_pod.lock()
     }
 
     /// The mirror of a static pod is this from now on; `None`: there is none.

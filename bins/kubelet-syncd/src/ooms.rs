@@ -2,10 +2,11 @@
 //! `pkg/kubelet/oom`), once for each. Which one was told last is kept, because kubelet-evictiond tells again what it does not know to
 //! have been taken (docs/decisions/0063-who-reads-the-kernels-log.md).
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bulkhead_ipc::syncd::ReportOomRequest;
 use kubelet_model::events::{EventType, NodeEvent};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 /// The form of the state file.
@@ -62,7 +63,7 @@ impl OomReports {
         if report.boot_id != self.boot_id {
             return Err(OomError::OtherBoot(report.boot_id.chars().take(PROCESS_MAX).collect()));
         }
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock();
         if last.is_some_and(|last| report.sequence <= last) {
             return Ok(None);
         }
@@ -105,10 +106,10 @@ mod tests {
 
     impl OomStore for Disk {
         fn save(&self, last: &Saved) -> std::io::Result<()> {
-            if let Some(kind) = *self.fails.lock().unwrap() {
+            if let Some(kind) = *self.fails.lock() {
                 return Err(kind.into());
             }
-            *self.file.lock().unwrap() = Some(last.clone());
+            *self.file.lock() = Some(last.clone());
             Ok(())
         }
     }
@@ -126,7 +127,7 @@ mod tests {
         assert_eq!(told.message, "System OOM encountered, victim process: dd, pid: 7");
         assert_eq!(reports.take(&report(0, "dd", 7)).unwrap(), None);
         assert!(reports.take(&report(9, "dd", 8)).unwrap().is_some());
-        let saved = disk.file.lock().unwrap().clone();
+        let saved = disk.file.lock().clone();
         let next = OomReports::new(saved.clone(), "one", disk.clone());
         assert_eq!(next.take(&report(9, "dd", 8)).unwrap(), None);
         assert!(next.take(&report(10, "dd", 8)).unwrap().is_some());
@@ -140,9 +141,9 @@ mod tests {
     fn what_cannot_be_kept_is_not_told_unless_the_disk_is_full() {
         let disk = Arc::new(Disk::default());
         let reports = OomReports::new(None, "one", disk.clone());
-        *disk.fails.lock().unwrap() = Some(std::io::ErrorKind::ReadOnlyFilesystem);
+        *disk.fails.lock() = Some(std::io::ErrorKind::ReadOnlyFilesystem);
         assert!(matches!(reports.take(&report(1, "dd", 7)), Err(OomError::Store(_))));
-        *disk.fails.lock().unwrap() = Some(std::io::ErrorKind::StorageFull);
+        *disk.fails.lock() = Some(std::io::ErrorKind::StorageFull);
         assert!(reports.take(&report(1, "dd", 7)).unwrap().is_some());
         assert_eq!(reports.take(&report(1, "dd", 7)).unwrap(), None);
     }

@@ -7,12 +7,13 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bulkhead_config::NodeConfig;
 use bulkhead_cri::{CriClient, v1};
 use bulkhead_types::{PodUid, SandboxId};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use kubelet_edges::volnetd::Volnetd;
@@ -149,7 +150,7 @@ impl Ownership {
 
     fn memory(&self) -> MutexGuard<'_, Memory> {
         // Plain data, whole at every step.
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+        self.memory.lock()
     }
 
     /// This instance was told to run the pod.

@@ -5,9 +5,10 @@
 //! is held too long (a hung call of the runtime) is given back to the others while its holder waits on.
 
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// A start that takes longer than this blocks nobody else.
@@ -70,7 +71,7 @@ impl StartLimiter {
 }
 
 fn release(permit: &Mutex<Option<OwnedSemaphorePermit>>) -> bool {
-    permit.lock().unwrap_or_else(PoisonError::into_inner).take().is_some()
+    permit.lock().take().is_some()
 }
 
 /// A turn to start a pod.
@@ -106,17 +107,17 @@ mod tests {
             let (limiter, order) = (limiter.clone(), order.clone());
             tasks.push(tokio::spawn(async move {
                 let slot = limiter.acquire().await;
-                order.lock().unwrap().push(i);
+                order.lock().push(i);
                 drop(slot);
             }));
             tokio::task::yield_now().await;
         }
-        assert!(order.lock().unwrap().is_empty());
+        assert!(order.lock().is_empty());
         // The holder hangs: the slot is given to the others all the same.
         for task in tasks {
             task.await.unwrap();
         }
-        assert_eq!(*order.lock().unwrap(), [0, 1, 2]);
+        assert_eq!(*order.lock(), [0, 1, 2]);
         drop(first);
         assert_eq!(limiter.free(), 1);
         let slot = limiter.try_acquire();

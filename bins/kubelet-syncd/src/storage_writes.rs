@@ -4,12 +4,13 @@
 //! numbers than it has, writes, and acknowledges by number; who made a wish waits for that.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bulkhead_ipc::syncd::storage_write::Write;
 use bulkhead_ipc::syncd::{
     AcknowledgeRequest, ClaimStatus, CsiDriverEntry, CsiDrivers, PodCertificateAsk, ResourceSliceWipe, StorageWrite,
 };
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 /// Why a wish is not fulfilled, in the writer's words.
@@ -67,12 +68,8 @@ impl Default for StorageWrites {
 }
 
 impl StorageWrites {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn change<T>(&self, how: impl FnOnce(&mut State) -> T) -> T {
-        let result = how(&mut self.lock());
+        let result = how(&mut self.state.lock());
         self.changed.send_modify(|count| *count = count.wrapping_add(1));
         result
     }
@@ -148,7 +145,7 @@ impl StorageWrites {
 
     /// Why drivers wait to be written; empty when nothing is known.
     pub fn drivers_trouble(&self) -> String {
-        self.lock().drivers_answer.trouble.clone()
+        self.state.lock().drivers_answer.trouble.clone()
     }
 
     /// A claim's status is to be this; `Ok` once the API server has it. A newer wish for the same claim replaces it, and is
@@ -206,7 +203,7 @@ impl StorageWrites {
         let mut changed = self.changed.subscribe();
         loop {
             changed.borrow_and_update();
-            if let Some(found) = look(&self.lock()) {
+            if let Some(found) = look(&self.state.lock()) {
                 return found;
             }
             // The sender lives as long as this does.
@@ -216,7 +213,7 @@ impl StorageWrites {
 
     /// The oldest wish after this number that is not fulfilled, or, of the drivers, the list as it is.
     pub fn after(&self, position: u64) -> Option<StorageWrite> {
-        let state = self.lock();
+        let state = self.state.lock();
         let drivers = (state.drivers_wish > position).then(|| (state.drivers_wish, state.drivers_write()));
         let open = state.singles.values().filter(|wish| wish.sequence > position && wish.answer.is_none());
         let single = open.min_by_key(|wish| wish.sequence).map(|wish| (wish.sequence, wish.write.clone()));

@@ -324,9 +324,9 @@ async fn images_by_policy() {
     let manager = ImageManager::new(client(&lab).await, PullLimits::default(), ImagesInUse::new(|| 0));
     let uid = PodUid::parse("u").unwrap();
     let annotations = BTreeMap::new();
-    let said = std::sync::Mutex::new(Vec::new());
+    let said = parking_lot::Mutex::new(Vec::new());
     let events = |kind: EventType, reason: &'static str, message: &str| {
-        said.lock().unwrap().push(format!("{kind:?} {reason} {message}"));
+        said.lock().push(format!("{kind:?} {reason} {message}"));
     };
     let request =
         |image, policy| ImageRequest { pod_uid: &uid, image, policy, annotations: &annotations, sandbox_config: None };
@@ -341,6 +341,6 @@ async fn images_by_policy() {
     assert!(failed.message.starts_with("failed to pull and unpack image \"127.0.0.1:1/none:1\":"), "{failed:?}");
     let waiting = manager.ensure_image_exists(nowhere, &Nobody, &events).await.unwrap_err();
     assert_eq!(waiting.reason, ImageErrorReason::ImagePullBackOff);
-    let reasons: Vec<String> = said.lock().unwrap().iter().map(|s| s.split(' ').nth(1).unwrap().to_owned()).collect();
+    let reasons: Vec<String> = said.lock().iter().map(|s| s.split(' ').nth(1).unwrap().to_owned()).collect();
     assert_eq!(reasons, ["Pulled", "ErrImageNeverPull", "Pulling", "Failed", "BackOff"]);
 }

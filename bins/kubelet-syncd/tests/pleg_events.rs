@@ -1,8 +1,8 @@
 //! The lifecycle event generator against a stand-in for a runtime that has the CRI's own events, and misbehaves.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use bulkhead_cri::containerd::service::events_server::{Events, EventsServer};
@@ -12,6 +12,7 @@ use bulkhead_cri::{CriClient, CriDeadlines, DirectConnector, v1};
 use bulkhead_types::PodUid;
 use kubelet_model::pod::model::RunState;
 use kubelet_pleg::{EventSource, Pleg, PlegOptions, PodLifecycleEvent, PodLifecycleEventKind};
+use parking_lot::Mutex;
 use prost::Message as _;
 use tokio::sync::{broadcast, mpsc};
 use tokio::time::Instant;
@@ -111,7 +112,7 @@ impl RuntimeService for Runtime {
     ) -> Result<Response<v1::ListContainersResponse>, Status> {
         let filter = request.into_inner().filter.unwrap_or_default();
         self.count(&filter.id, &filter.label_selector);
-        let containers = self.containers.lock().unwrap();
+        let containers = self.containers.lock();
         let containers = containers.iter().filter(|(id, _)| filter.id.is_empty() || filter.id == **id);
         let containers = containers.filter(|(id, _)| selects(&filter.label_selector, &labels(id)));
         let containers = containers.map(|(id, state)| v1::Container {
@@ -132,9 +133,9 @@ impl RuntimeService for Runtime {
         if id == "hung" {
             std::future::pending::<()>().await;
         }
-        let state = self.containers.lock().unwrap().get(&id).copied();
+        let state = self.containers.lock().get(&id).copied();
         let state = state.ok_or_else(|| Status::not_found("no such container"))?;
-        let time = self.times.lock().unwrap().get(&id).copied().unwrap_or_default();
+        let time = self.times.lock().get(&id).copied().unwrap_or_default();
         let finished_at = if state == EXITED { time } else { 0 };
         let labels = labels(&id);
         let status = v1::ContainerStatus { labels, id, state, started_at: time, finished_at, ..Default::default() };
@@ -194,8 +195,8 @@ impl Bench {
 
     fn set(&self, id: &str, state: Option<i32>) {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos();
-        self.runtime.times.lock().unwrap().insert(id.to_owned(), i64::try_from(now).unwrap());
-        let mut containers = self.runtime.containers.lock().unwrap();
+        self.runtime.times.lock().insert(id.to_owned(), i64::try_from(now).unwrap());
+        let mut containers = self.runtime.containers.lock();
         match state {
             Some(state) => containers.insert(id.to_owned(), state),
             None => containers.remove(id),

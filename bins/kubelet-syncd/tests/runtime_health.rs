@@ -1,12 +1,13 @@
 //! What is known of the runtime over its restarts, against a stand-in for one.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bulkhead_cri::v1::runtime_service_server::{RuntimeService, RuntimeServiceServer};
 use bulkhead_cri::{CriClient, CriDeadlines, DirectConnector, v1};
 use kubelet_syncd::sync_loop::runtime_health::{RuntimeHealth, Told, follow};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
@@ -24,7 +25,7 @@ struct Runtime {
 
 impl Runtime {
     fn install(&self, version: &str) {
-        version.clone_into(&mut self.version.lock().unwrap());
+        version.clone_into(&mut self.version.lock());
     }
 }
 
@@ -32,7 +33,7 @@ impl Runtime {
 impl RuntimeService for Runtime {
     async fn version(&self, _: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
         self.asked.fetch_add(1, Ordering::SeqCst);
-        let runtime_version = self.version.lock().unwrap().clone();
+        let runtime_version = self.version.lock().clone();
         Ok(Response::new(v1::VersionResponse { runtime_version, ..Default::default() }))
     }
 

@@ -5,9 +5,9 @@
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use bulkhead_sys::open::{self, OpenError};
+use parking_lot::Mutex;
 use rustix::fs::{AtFlags, Dir, FileType};
 use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
@@ -82,7 +82,7 @@ impl AgentSocket {
 
     /// The socket that an earlier process bound.
     pub fn adopt(&self, socket: OwnedFd) {
-        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(Bound { socket, file: None });
+        *self.kept.lock() = Some(Bound { socket, file: None });
     }
 
     /// A copy of the listening socket. One that was bound before is given again, as long as its file is there.
@@ -96,7 +96,7 @@ impl AgentSocket {
         named: &Path,
         keep: impl FnOnce(&OwnedFd),
     ) -> Result<OwnedFd, AgentSocketError> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.lock();
         let folder = folder(root_dir, self.folder)?;
         let path = named.join(self.folder).join(self.name);
         let there = socket_file(folder.as_fd(), self.name)?;

@@ -16,11 +16,11 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bulkhead_daemon::state_file;
 use bulkhead_sys::{open, tree};
 use bulkhead_types::{PodUid, VolumeName};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use serde::Serialize;
@@ -246,7 +246,7 @@ impl<K: Key, I: Clone + PartialEq + fmt::Debug + Serialize + DeserializeOwned> J
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<K, Vec<I>>> {
         // A panic in a holder ends the process or leaves a whole map: each change is a single call.
-        self.intents.lock().unwrap_or_else(PoisonError::into_inner)
+        self.intents.lock()
     }
 
     fn store(&self, key: &K, list: &[I]) -> Result<(), JournalError> {

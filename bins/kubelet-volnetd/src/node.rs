@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use bulkhead_config::ServingPair;
@@ -14,6 +14,7 @@ use bulkhead_sys::cgroup::{CgroupError, CgroupPath, Hierarchies};
 use bulkhead_sys::open::{self, OpenError};
 use bulkhead_types::{Epoch, InstancePaths, NodeName, PodUid, Process};
 use bulkhead_worker::WorkerPool;
+use parking_lot::Mutex;
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 
@@ -291,7 +292,7 @@ impl Node {
     fn mutex(&self, key: LockKey) -> Arc<tokio::sync::Mutex<()>> {
         // More than a node's pods: time to forget those that nobody holds.
         const KEPT: usize = 1024;
-        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut locks = self.locks.lock();
         if locks.len() > KEPT {
             locks.retain(|_, lock| Arc::strong_count(lock) > 1);
         }

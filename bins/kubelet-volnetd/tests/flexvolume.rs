@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use bulkhead_helper::{Door, Limits, serve};
 use bulkhead_ipc::common::flex_reply::Outcome;
@@ -14,6 +14,7 @@ use bulkhead_ipc::volnetd::volumes_client::VolumesClient;
 use bulkhead_ipc::volnetd::*;
 use bulkhead_sys::scm;
 use kubelet_volnetd::journal::StagedKey;
+use parking_lot::Mutex;
 use prost::Message as _;
 use tonic::Code;
 
@@ -42,16 +43,16 @@ struct State {
 
 impl Driver {
     fn says(&self, mount: Outcome, unmount: Outcome) {
-        let mut state = self.0.lock().unwrap();
+        let mut state = self.0.lock();
         (state.mount, state.unmount) = (mount, unmount);
     }
 
     fn asked(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.lock().unwrap().asked)
+        std::mem::take(&mut self.0.lock().asked)
     }
 
     fn answer(&self, root: &std::path::Path, question: &FlexRequest) -> FlexReply {
-        let mut state = self.0.lock().unwrap();
+        let mut state = self.0.lock();
         let folder = root.join(format!("pods/{}/volumes/v~d/{}", question.pod_uid, question.volume));
         let once = root.join(format!("plugins/kubernetes.io/flexvolume/v/d/mounts/{}", question.volume));
         let (what, outcome) = match question.act() {
@@ -204,10 +205,10 @@ async fn refusals_leave_no_folder_and_a_driver_that_does_not_unmount_leaves_it_t
     let refused = volumes.set_up_flex(request("p")).await.unwrap_err();
     assert_eq!((refused.code(), refused.message()), (Code::Aborted, "no such share"));
     assert!(!path.exists());
-    driver.0.lock().unwrap().attaches = true;
+    driver.0.lock().attaches = true;
     let refused = volumes.set_up_flex(request("p")).await.unwrap_err();
     assert!(refused.code() == Code::Aborted && refused.message().contains("v/d attaches volumes"), "{refused:?}");
-    driver.0.lock().unwrap().attaches = false;
+    driver.0.lock().attaches = false;
     driver.says(Outcome::Done, Outcome::NotSupported);
     volumes.set_up_flex(request("p")).await.unwrap();
     assert_eq!(world.mounts(&path).len(), 1);
@@ -226,8 +227,8 @@ async fn refusals_leave_no_folder_and_a_driver_that_does_not_unmount_leaves_it_t
 #[tokio::test(flavor = "current_thread")]
 async fn a_driver_that_attaches_mounts_once_a_node_for_two_pods() {
     let Some((world, mut volumes, driver)) = with_driver(&["p", "q"]).await else { return };
-    driver.0.lock().unwrap().attaches = true;
-    driver.0.lock().unwrap().device = Outcome::Done;
+    driver.0.lock().attaches = true;
+    driver.0.lock().device = Outcome::Done;
     driver.says(Outcome::NotSupported, Outcome::NotSupported);
     let said = volumes.ask_flex_driver(AskFlexDriverRequest { driver: "v/d".into() }).await.unwrap().into_inner();
     assert!(said.capabilities.unwrap().attach);
@@ -259,17 +260,17 @@ async fn a_driver_that_attaches_mounts_once_a_node_for_two_pods() {
     volumes.set_up_flex(SetUpFlexRequest { grow: growth, ..attached("p") }).await.unwrap();
     assert_eq!(driver.asked(), ["init", "waitforattach data /dev/attached", "expandfs p data /dev/waited"]);
     // What is no device does not grow, and nobody is told that it has.
-    driver.0.lock().unwrap().device = Outcome::NotSupported;
+    driver.0.lock().device = Outcome::NotSupported;
     let refused = volumes.set_up_flex(SetUpFlexRequest { grow: growth, ..attached("p") }).await.unwrap_err();
     assert!(refused.message().starts_with("resize of format tmpfs is not supported"), "{refused:?}");
-    driver.0.lock().unwrap().device = Outcome::Failed;
+    driver.0.lock().device = Outcome::Failed;
     let refused = volumes.set_up_flex(SetUpFlexRequest { grow: growth, ..attached("p") }).await.unwrap_err();
     assert_eq!(refused.message(), "no such share");
-    driver.0.lock().unwrap().device = Outcome::Done;
+    driver.0.lock().device = Outcome::Done;
     // What a pod has, it has of the driver that there was.
-    driver.0.lock().unwrap().attaches = false;
+    driver.0.lock().attaches = false;
     volumes.set_up_flex(SetUpFlexRequest { grow: growth, ..attached("p") }).await.unwrap();
-    driver.0.lock().unwrap().attaches = true;
+    driver.0.lock().attaches = true;
     driver.asked();
 
     // A pod has it; the other one's part goes without it.
@@ -288,11 +289,11 @@ async fn a_driver_that_attaches_mounts_once_a_node_for_two_pods() {
 #[tokio::test(flavor = "current_thread")]
 async fn what_a_driver_that_attaches_refuses_and_what_another_kubelet_has_left() {
     let Some((world, mut volumes, driver)) = with_driver(&["p"]).await else { return };
-    driver.0.lock().unwrap().device = Outcome::Failed;
+    driver.0.lock().device = Outcome::Failed;
     // It is attached or it is not, as its driver says.
     let refused = volumes.set_up_flex(attached("p")).await.unwrap_err();
     assert!(refused.code() == Code::Aborted && refused.message().contains("v/d attaches no volumes"), "{refused:?}");
-    driver.0.lock().unwrap().attaches = true;
+    driver.0.lock().attaches = true;
     let refused = volumes.set_up_flex(attached("p")).await.unwrap_err();
     assert_eq!((refused.message(), refused.details()), ("no such share", &b"MountDevice"[..]));
     // The folder says that it may be mounted once a node.
@@ -301,7 +302,7 @@ async fn what_a_driver_that_attaches_refuses_and_what_another_kubelet_has_left()
     volumes.end_disk(end(&world, "v/d/data")).await.unwrap();
     assert!(disks(&mut volumes).await.is_empty());
     // A path that the driver has named and leaves to us, and that is no device.
-    driver.0.lock().unwrap().device = Outcome::NotSupported;
+    driver.0.lock().device = Outcome::NotSupported;
     let refused = volumes.set_up_flex(attached("p")).await.unwrap_err();
     assert!(refused.message().contains("/dev/waited") && refused.details() == b"MountDevice", "{refused:?}");
     volumes.end_disk(end(&world, "v/d/data")).await.unwrap();
@@ -331,12 +332,12 @@ async fn what_a_driver_that_attaches_refuses_and_what_another_kubelet_has_left()
 async fn what_is_mounted_once_a_node_stays_while_a_pod_has_its_folder() {
     let Some((world, mut volumes, driver)) = with_driver(&[]).await else { return };
     driver.says(Outcome::Done, Outcome::Done);
-    driver.0.lock().unwrap().attaches = true;
+    driver.0.lock().attaches = true;
     let mounts = (Outcome::Done, "/dev/waited", false);
     let mounts_nothing = (Outcome::Done, "/dev/waited", true);
     for (device, waited, nothing) in [mounts, mounts_nothing, (Outcome::NotSupported, "", false)] {
         {
-            let mut state = driver.0.lock().unwrap();
+            let mut state = driver.0.lock();
             (state.device, state.waited, state.mounts_nothing) = (device, Some(waited.to_owned()), nothing);
         }
         volumes.prepare_pod(PreparePodRequest { pod_uid: "p".into() }).await.unwrap();
@@ -358,7 +359,7 @@ async fn what_is_to_become_larger_is_mounted_by_nobody_on_the_way() {
     let Some((world, mut volumes, driver)) = with_driver(&["p"]).await else { return };
     let growth = Some(FlexGrowth { new_size: 2, old_size: 1 });
     for attaches in [false, true] {
-        driver.0.lock().unwrap().attaches = attaches;
+        driver.0.lock().attaches = attaches;
         let wanted = if attaches { attached("p") } else { request("p") };
         let refused = volumes.set_up_flex(SetUpFlexRequest { grow: growth, ..wanted }).await.unwrap_err();
         assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
@@ -371,8 +372,8 @@ async fn what_is_to_become_larger_is_mounted_by_nobody_on_the_way() {
 async fn one_works_on_what_is_mounted_once_a_node() {
     let Some((world, mut volumes, driver)) = with_driver(&["p", "q"]).await else { return };
     driver.says(Outcome::NotSupported, Outcome::NotSupported);
-    driver.0.lock().unwrap().attaches = true;
-    driver.0.lock().unwrap().device = Outcome::Done;
+    driver.0.lock().attaches = true;
+    driver.0.lock().device = Outcome::Done;
     volumes.set_up_flex(attached("q")).await.unwrap();
     driver.asked();
     let key = StagedKey::of(Path::new("kubernetes.io/flexvolume/v/d/data"));
@@ -401,7 +402,7 @@ async fn a_device_that_a_driver_names_is_formatted_mounted_and_grows() {
     let disk = Loop::new(&world.dir, "disk", 32 * MIB);
     driver.says(Outcome::NotSupported, Outcome::NotSupported);
     let names = |device: &str| {
-        let mut state = driver.0.lock().unwrap();
+        let mut state = driver.0.lock();
         (state.attaches, state.device, state.waited) = (true, Outcome::NotSupported, Some(device.to_owned()));
     };
     names(disk.device.trim_start_matches('/'));

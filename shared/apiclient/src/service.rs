@@ -1,6 +1,6 @@
 //! One request from its caller to the server and back: credentials as they are now, its turn, its deadline, its retries.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Body as _;
 use kube::client::Body;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tower_service::Service;
 
@@ -120,7 +121,7 @@ impl LaneService {
 
     async fn take_turn(&self, method: &Method, host: &str) {
         let Some(budget) = &self.budget else { return };
-        let wait = budget.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now().into_std());
+        let wait = budget.lock().take(Instant::now().into_std());
         if let Some(metrics) = self.shared.metrics.get() {
             metrics.waited(method.as_str(), host, wait);
         }

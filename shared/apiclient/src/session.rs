@@ -3,13 +3,14 @@
 //! The task owns them. It looks when kubelet-volnetd tells of a change, when a program's credential runs out, when the
 //! server refuses the current one, and once a minute. What cannot be used changes nothing: the old credentials stay.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bulkhead_config::NodeConfig;
 use bulkhead_types::{chain, go_arch};
 use futures_util::StreamExt as _;
 use http::{HeaderMap, HeaderValue, Uri};
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
@@ -104,14 +105,14 @@ impl Shared {
 
     /// Whether a list is asked for as a stream.
     pub(crate) fn streams_lists(&self) -> bool {
-        let until = self.lists_in_pages_until.lock().unwrap_or_else(PoisonError::into_inner);
+        let until = self.lists_in_pages_until.lock();
         until.is_none_or(|until| until <= Instant::now())
     }
 
     /// The server would not stream a list that it gave in pages. False: that was known.
     pub(crate) fn lists_are_not_streamed(&self) -> bool {
         let now = Instant::now();
-        let mut until = self.lists_in_pages_until.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut until = self.lists_in_pages_until.lock();
         until.replace(now + LISTS_IN_PAGES).is_none_or(|until| until <= now)
     }
 

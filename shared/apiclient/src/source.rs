@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io::Read as _;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_config::kubeconfig::MAX_BYTES;
@@ -15,6 +15,7 @@ use bulkhead_ipc::volnetd::{Credential, WatchKind, WatchRequest, credential, ope
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream};
 use futures_util::{FutureExt as _, StreamExt as _};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::backoff::{Backoff, random_fraction};
@@ -247,20 +248,20 @@ impl MemorySource {
     /// Replaces several files at once and says so.
     pub fn put_all<T: AsRef<[u8]>>(&self, files: impl IntoIterator<Item = (CredentialFile, T)>) {
         let files = files.into_iter().map(|(file, content)| (file, content.as_ref().to_vec()));
-        self.files.lock().unwrap_or_else(PoisonError::into_inner).extend(files);
+        self.files.lock().extend(files);
         self.changed.send_replace(());
     }
 
     /// Takes a file away and says so.
     pub fn remove(&self, file: CredentialFile) {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner).remove(&file);
+        self.files.lock().remove(&file);
         self.changed.send_replace(());
     }
 }
 
 impl CredentialSource for MemorySource {
     fn read(&self, file: CredentialFile) -> BoxFuture<'_, Result<Vec<u8>, SourceError>> {
-        let content = self.files.lock().unwrap_or_else(PoisonError::into_inner).get(&file).cloned();
+        let content = self.files.lock().get(&file).cloned();
         futures_util::future::ready(content.ok_or(SourceError::Missing)).boxed()
     }
 

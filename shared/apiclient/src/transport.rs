@@ -6,8 +6,8 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilde
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use parking_lot::{Mutex, MutexGuard};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio_util::sync::CancellationToken;
@@ -160,7 +161,7 @@ impl Connections {
     }
 
     fn lane(&self, lane: Lane) -> MutexGuard<'_, Slots> {
-        self.lanes[lane as usize].lock().unwrap_or_else(PoisonError::into_inner)
+        self.lanes[lane as usize].lock()
     }
 
     fn slot(&self) -> Arc<Slot> {

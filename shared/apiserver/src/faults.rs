@@ -1,10 +1,10 @@
 //! Misbehaviour on request: answers that fail, wait or never come, connections that break, watches that fall silent.
 //! The kit's own requests are never touched.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::request::Request;
@@ -149,26 +149,22 @@ impl Default for Faults {
 }
 
 impl Faults {
-    fn rules(&self) -> std::sync::MutexGuard<'_, Vec<(RuleId, Rule)>> {
-        self.rules.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
     /// Puts a rule into force; earlier rules come first.
     pub fn add(&self, rule: Rule) -> RuleId {
         let id = RuleId(self.next.fetch_add(1, Ordering::Relaxed));
-        self.rules().push((id, rule));
+        self.rules.lock().push((id, rule));
         id
     }
 
     /// Takes a rule back.
     pub fn remove(&self, id: RuleId) {
-        self.rules().retain(|(other, _)| *other != id);
+        self.rules.lock().retain(|(other, _)| *other != id);
         self.control.send_modify(|control| control.rules += 1);
     }
 
     /// Takes everything back.
     pub fn clear(&self) {
-        self.rules().clear();
+        self.rules.lock().clear();
         self.control.send_modify(|control| {
             control.rules += 1;
             control.paused = false;
@@ -209,7 +205,7 @@ impl Faults {
         if agent.starts_with(KIT_AGENT) {
             return None;
         }
-        let mut rules = self.rules();
+        let mut rules = self.rules.lock();
         let found = rules.iter_mut().find(|(_, rule)| rule.left != Some(0) && rule.matches(request, user, agent));
         found.map(|(id, rule)| {
             rule.left = rule.left.map(|left| left - 1);
@@ -218,7 +214,7 @@ impl Faults {
     }
 
     fn in_force(&self, id: RuleId) -> bool {
-        self.rules().iter().any(|(other, _)| *other == id)
+        self.rules.lock().iter().any(|(other, _)| *other == id)
     }
 
     /// Waits until the rule is gone.

@@ -45,10 +45,11 @@ pub mod tokens;
 pub mod watches;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use parking_lot::{Mutex, MutexGuard};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::server::WebPkiClientVerifier;
@@ -145,23 +146,23 @@ pub(crate) struct Shared {
 
 impl Shared {
     fn store(&self) -> MutexGuard<'_, Store> {
-        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+        self.store.lock()
     }
 
     fn static_tokens(&self) -> MutexGuard<'_, Vec<StaticToken>> {
-        self.static_tokens.lock().unwrap_or_else(PoisonError::into_inner)
+        self.static_tokens.lock()
     }
 
     fn revoked(&self) -> MutexGuard<'_, Vec<CertificateDer<'static>>> {
-        self.revoked.lock().unwrap_or_else(PoisonError::into_inner)
+        self.revoked.lock()
     }
 
     fn grants(&self) -> MutexGuard<'_, Vec<Grant>> {
-        self.grants.lock().unwrap_or_else(PoisonError::into_inner)
+        self.grants.lock()
     }
 
     fn streams(&self) -> MutexGuard<'_, JoinSet<()>> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+        self.streams.lock()
     }
 
     /// Runs what goes over a connection that left HTTP, until the server stops.
@@ -172,7 +173,7 @@ impl Shared {
     }
 
     fn address(&self) -> String {
-        self.address.lock().unwrap_or_else(PoisonError::into_inner).to_string()
+        self.address.lock().to_string()
     }
 }
 
@@ -235,11 +236,11 @@ impl ApiServer {
 
     /// Where it listens (or listened).
     pub fn address(&self) -> SocketAddr {
-        *self.shared.address.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.shared.address.lock()
     }
 
     fn listener(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
-        self.listener.lock().unwrap_or_else(PoisonError::into_inner)
+        self.listener.lock()
     }
 
     /// Stops to listen and breaks all connections; what is stored stays.
@@ -267,7 +268,7 @@ impl ApiServer {
         let socket = std::net::TcpListener::bind(address).with_context(|| format!("listening on {address}"))?;
         socket.set_nonblocking(true)?;
         let address = socket.local_addr()?;
-        *self.shared.address.lock().unwrap_or_else(PoisonError::into_inner) = address;
+        *self.shared.address.lock() = address;
         let socket = {
             let _inside = self.runtime.enter();
             tokio::net::TcpListener::from_std(socket)?

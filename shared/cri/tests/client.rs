@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status};
 
 struct Runtime {
     name: &'static str,
-    events: std::sync::Mutex<Option<mpsc::Receiver<Result<v1::ContainerEventResponse, Status>>>>,
+    events: parking_lot::Mutex<Option<mpsc::Receiver<Result<v1::ContainerEventResponse, Status>>>>,
 }
 
 #[tonic::async_trait]
@@ -65,7 +65,7 @@ impl RuntimeService for Runtime {
         &self,
         _: Request<v1::GetEventsRequest>,
     ) -> Result<Response<tonic::codegen::BoxStream<v1::ContainerEventResponse>>, Status> {
-        match self.events.lock().unwrap().take() {
+        match self.events.lock().take() {
             Some(receiver) => Ok(Response::new(Box::pin(ReceiverStream::new(receiver)))),
             None => Err(Status::unimplemented("no events here")),
         }
@@ -81,7 +81,7 @@ fn serve(
     let _ = std::fs::remove_file(path);
     let listener = UnixListener::bind(path).unwrap();
     tokio::spawn(async move {
-        let runtime = Runtime { name, events: std::sync::Mutex::new(events) };
+        let runtime = Runtime { name, events: parking_lot::Mutex::new(events) };
         tonic::transport::Server::builder()
             .add_service(RuntimeServiceServer::new(runtime))
             .serve_with_incoming(UnixListenerStream::new(listener))
@@ -202,11 +202,11 @@ async fn deadlines_answers_and_sizes() {
 }
 
 #[derive(Default)]
-struct Heard(std::sync::Mutex<Vec<(&'static str, bool)>>);
+struct Heard(parking_lot::Mutex<Vec<(&'static str, bool)>>);
 
 impl bulkhead_cri::CallObserver for Heard {
     fn call_ended(&self, operation: &'static str, _: Duration, error: Option<&bulkhead_cri::CriError>) {
-        self.0.lock().unwrap().push((operation, error.is_some()));
+        self.0.lock().push((operation, error.is_some()));
     }
 }
 
@@ -220,7 +220,7 @@ async fn calls_are_traced_under_upstreams_names() {
     name_of(&client).await.unwrap();
     client.run_pod_sandbox(v1::RunPodSandboxRequest::default()).await.unwrap_err();
     client.clone().update_container_resources(v1::UpdateContainerResourcesRequest::default()).await.unwrap_err();
-    let calls = heard.0.lock().unwrap().clone();
+    let calls = heard.0.lock().clone();
     assert_eq!(calls, [("version", false), ("run_podsandbox", true), ("update_container", true)]);
 }
 
@@ -238,7 +238,7 @@ async fn a_command_that_exits_with_a_code_is_told_as_failed() {
         assert_eq!(client.exec_sync_whole(request).await.unwrap().exit_code, code);
     }
     client.exec_sync(v1::ExecSyncRequest { cmd: vec!["fail".to_owned()], ..Default::default() }).await.unwrap_err();
-    let calls: Vec<bool> = heard.0.lock().unwrap().iter().map(|(_, failed)| *failed).collect();
+    let calls: Vec<bool> = heard.0.lock().iter().map(|(_, failed)| *failed).collect();
     assert_eq!(calls, [false, false, true, true, true]);
 }
 

@@ -46,7 +46,9 @@ pub(crate) async fn watch(heartbeat: Heartbeat, mut say: impl FnMut(Option<Strin
 mod tests {
     use super::*;
     use crate::progress::{Beat, Progress};
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
 
     #[test]
     fn a_full_pool_is_reported_and_holds_no_heartbeat_back() {
@@ -61,16 +63,16 @@ mod tests {
             let (told, mut news) = tokio::sync::mpsc::unbounded_channel();
             let heartbeat = progress.register("pool", Duration::from_secs(1));
             let watching = tokio::spawn(watch(heartbeat, move |words| {
-                log.lock().unwrap().push(words);
+                log.lock().push(words);
                 let _ = told.send(());
             }));
             progress.beat();
             news.recv().await.unwrap();
-            assert!(said.lock().unwrap()[0].as_ref().unwrap().contains("file systems that hang"));
+            assert!(said.lock()[0].as_ref().unwrap().contains("file systems that hang"));
             assert_eq!(progress.beat(), Beat::Send, "longer than its bound, and no reason for a restart");
             release.send(()).unwrap();
             news.recv().await.unwrap();
-            assert_eq!(said.lock().unwrap()[1], None);
+            assert_eq!(said.lock()[1], None);
             hung.await.unwrap().unwrap();
             watching.abort();
         });

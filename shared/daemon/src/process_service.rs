@@ -1,7 +1,7 @@
 //! `kubelet.common.v1.Process`, the same in every daemon: Hello, privileges, metrics.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bulkhead_ipc::common::logging_server::Logging;
@@ -11,6 +11,7 @@ use bulkhead_ipc::common::{
     SetVerbosityRequest,
 };
 use bulkhead_types::{Epoch, Process};
+use parking_lot::Mutex;
 use tonic::{Request, Response, Status};
 
 use crate::privileges::Applied;
@@ -45,7 +46,7 @@ const TOLD_EVERY: Duration = Duration::from_secs(1);
 
 impl LoggingService {
     fn may_tell(&self, now: Instant) -> bool {
-        let Ok(mut told) = self.told.lock() else { return false };
+        let mut told = self.told.lock();
         let may = told.is_none_or(|last| now.duration_since(last) >= TOLD_EVERY);
         if may {
             *told = Some(now);
@@ -74,15 +75,14 @@ impl ProcessApi for ProcessService {
     async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         let caller = request.into_inner();
         tracing::debug!(caller = caller.process, version = caller.version, "hello");
-        let not_ready_reason =
-            self.readiness.lock().map_or_else(|_| "unknown".into(), |r| r.clone().err().unwrap_or_default());
+        let not_ready_reason = self.readiness.lock().clone().err().unwrap_or_default();
         Ok(Response::new(HelloReply {
             process: self.process.name().into(),
             version: env!("CARGO_PKG_VERSION").into(),
             epoch: self.epoch.get(),
             ready: not_ready_reason.is_empty(),
             not_ready_reason,
-            degraded: self.degraded.lock().map_or_else(|_| Vec::new(), |all| all.values().cloned().collect()),
+            degraded: self.degraded.lock().values().cloned().collect(),
         }))
     }
 

@@ -14,9 +14,10 @@
 //! | what the kernel alone ends: a file system that hangs | [`Heartbeat::waits_on`] | never |
 
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -107,7 +108,7 @@ impl Progress {
     /// From now on the loop answers within `bound` whenever it is asked, or holds a [`Waiting`].
     pub fn register(&self, name: &'static str, bound: Duration) -> Heartbeat {
         let one = Arc::new(Loop { name, bound, asked: Notify::new(), state: Mutex::default() });
-        let mut all = locked(&self.0);
+        let mut all = self.0.lock();
         all.retain(|other| other.strong_count() > 0);
         all.push(Arc::downgrade(&one));
         Heartbeat(one)
@@ -121,9 +122,9 @@ impl Progress {
     /// What is known at a beat; asks those that owe no answer yet.
     fn look(&self) -> Vec<LoopProgress> {
         let now = Instant::now();
-        let loops: Vec<Arc<Loop>> = locked(&self.0).iter().filter_map(Weak::upgrade).collect();
+        let loops: Vec<Arc<Loop>> = self.0.lock().iter().filter_map(Weak::upgrade).collect();
         let looked = loops.iter().map(|one| {
-            let mut state = locked(&one.state);
+            let mut state = one.state.lock();
             let overdue = state.overdue(now);
             if overdue.is_none() && state.waits == Waits::No {
                 state.since = Some(now);
@@ -140,7 +141,7 @@ impl Heartbeat {
     /// loses no question.
     pub async fn asked(&self) {
         self.0.asked.notified().await;
-        locked(&self.0.state).since = None;
+        self.0.state.lock().since = None;
     }
 
     /// Waits for what may never come, and answers the watchdog meanwhile: the loop is well as long as somebody polls this.
@@ -161,14 +162,14 @@ impl Heartbeat {
         let now = Instant::now();
         // Beyond what a clock can say there is no end either.
         let waits = now.checked_add(limit).map_or(Waits::OnOthers, Waits::Until);
-        *locked(&self.0.state) = State { since: None, waits };
+        *self.0.state.lock() = State { since: None, waits };
         let _waiting = Waiting(&self.0);
         work.await
     }
 
     /// The loop waits on somebody else until the answer is dropped; that time does not count.
     pub fn waits_on(&self) -> Waiting<'_> {
-        locked(&self.0.state).waits = Waits::OnOthers;
+        self.0.state.lock().waits = Waits::OnOthers;
         Waiting(&self.0)
     }
 }
@@ -183,15 +184,11 @@ pub async fn asked(heartbeat: Option<&Heartbeat>) {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        let mut state = locked(&self.0.state);
+        let mut state = self.0.state.lock();
         state.waits = Waits::No;
         // Its time begins anew.
         state.since = state.since.map(|_| Instant::now());
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

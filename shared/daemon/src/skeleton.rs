@@ -5,7 +5,7 @@ use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_config::NodeConfig;
@@ -21,6 +21,7 @@ use bulkhead_ipc::server::{HealthReporter, Services, ServingStatus};
 use bulkhead_ipc::volnetd::{PrivateState, open_request::Kind};
 use bulkhead_trace::Recorder;
 use bulkhead_types::{BackOff, Epoch, Process};
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::arguments::{self, Arguments};
@@ -153,12 +154,12 @@ impl Daemon {
 
     /// Takes by its name what an earlier start of this process had kept, or this one has made for itself.
     pub fn take_listener(&self, name: &str) -> Option<OwnedFd> {
-        self.listeners.lock().ok()?.remove(name)
+        self.listeners.lock().remove(name)
     }
 
     /// Takes what an earlier start of this process had kept under a name that begins so, with that name.
     pub fn take_kept(&self, prefix: &str) -> BTreeMap<String, OwnedFd> {
-        let Ok(mut listeners) = self.listeners.lock() else { return BTreeMap::new() };
+        let mut listeners = self.listeners.lock();
         let (kept, others) =
             std::mem::take(&mut *listeners).into_iter().partition(|(name, _)| name.starts_with(prefix));
         *listeners = others;
@@ -194,9 +195,7 @@ impl Daemon {
     /// Services with health, reflection and Process in them.
     pub fn services(&self) -> Services {
         let services = Services::of(self.process).behind(self.gate.clone());
-        if let Ok(mut health) = self.health.lock() {
-            *health = Some(services.health());
-        }
+        *self.health.lock() = Some(services.health());
         let process = ProcessService {
             process: self.process,
             epoch: self.epoch,
@@ -245,10 +244,8 @@ impl Daemon {
 
     /// Says to peers and to the supervisor that the daemon can do its job.
     pub async fn set_ready(&self) {
-        if let Ok(mut readiness) = self.readiness.lock() {
-            *readiness = Ok(());
-        }
-        let health = self.health.lock().ok().and_then(|health| health.clone());
+        *self.readiness.lock() = Ok(());
+        let health = self.health.lock().clone();
         if let Some(health) = health {
             health.set_service_status("", ServingStatus::Serving).await;
         }
@@ -258,16 +255,14 @@ impl Daemon {
 
     /// What the daemon waits for, for Hello and the supervisor's status line.
     pub fn set_waiting(&self, reason: &str) {
-        if let Ok(mut readiness) = self.readiness.lock() {
-            *readiness = Err(reason.to_owned());
-        }
+        *self.readiness.lock() = Err(reason.to_owned());
         supervisor::notify(&[sd_notify::NotifyState::Status(reason)]);
     }
 
     /// What the daemon does with less than it should have, for Hello and the supervisor's status line; `None`: no longer. It
     /// stays ready: what is degraded works, later or at more cost.
     pub fn set_degraded(&self, subject: &'static str, sentence: Option<String>) {
-        let Ok(mut degraded) = self.degraded.lock() else { return };
+        let mut degraded = self.degraded.lock();
         match sentence {
             Some(sentence) => degraded.insert(subject, sentence),
             None => degraded.remove(subject),
@@ -362,7 +357,7 @@ where
     let (progress, readiness) = (daemon.progress.clone(), daemon.readiness.clone());
     let pool = progress.register("pool", LOOP_BOUND);
     let tell = daemon.clone();
-    let ready = |readiness: &Readiness| readiness.lock().is_ok_and(|readiness| readiness.is_ok());
+    let ready = |readiness: &Readiness| readiness.lock().is_ok();
     let stop = daemon.stop.clone();
     let work = work(daemon.clone());
     tokio::pin!(work);

@@ -92,7 +92,9 @@ pub(crate) async fn launcher_gone(pipe: Option<OwnedFd>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
 
     /// A daemon's skeleton with a main task that blocks on what never comes: the beat ends, the reason is told, and when
     /// the task comes round after all, the beat is back.
@@ -120,7 +122,7 @@ mod tests {
             Duration::from_secs(30),
             || true,
             move |states| {
-                let mut said = log.lock().unwrap();
+                let mut said = log.lock();
                 for state in states {
                     match state {
                         sd_notify::NotifyState::Watchdog => said.0 += 1,
@@ -130,7 +132,7 @@ mod tests {
                 }
             },
         ));
-        let beats = || said.lock().unwrap().0;
+        let beats = || said.lock().0;
         tokio::time::sleep(Duration::from_secs(600)).await;
         assert!(beats() >= 40, "{} beats in ten minutes", beats());
         wedge.notify_one();
@@ -138,10 +140,10 @@ mod tests {
         let before = beats();
         tokio::time::sleep(Duration::from_secs(600)).await;
         assert_eq!(beats(), before, "stuck: no beat any more");
-        assert!(said.lock().unwrap().1[0].contains("\"engine\" has not gone round"));
+        assert!(said.lock().1[0].contains("\"engine\" has not gone round"));
         drop(held);
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert!(beats() > before);
-        assert_eq!(said.lock().unwrap().1.last().unwrap(), "");
+        assert_eq!(said.lock().1.last().unwrap(), "");
     }
 }

@@ -5,10 +5,11 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
 use bulkhead_types::Process;
+use parking_lot::Mutex;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
@@ -106,7 +107,7 @@ impl<V: Version> Reflection<V> {
 
     /// What open calls use, or decoded anew.
     fn decoded(&self) -> Result<Arc<Decoded>, Error> {
-        let mut held = self.decoded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.decoded.lock();
         if let Some(decoded) = held.as_ref().and_then(Weak::upgrade) {
             return Ok(decoded);
         }
@@ -163,7 +164,7 @@ mod tests {
     async fn decoded_once_and_let_go_of<V: Version>() {
         let mut service = Reflection::<V>::new(&every_package());
         let holds = |service: &Reflection<V>| {
-            let decoded = service.decoded.lock().unwrap().as_ref().and_then(Weak::upgrade);
+            let decoded = service.decoded.lock().as_ref().and_then(Weak::upgrade);
             // The one that this look has is not counted.
             decoded.map_or(0, |decoded| Arc::strong_count(&decoded) - 1)
         };

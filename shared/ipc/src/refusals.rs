@@ -3,9 +3,10 @@
 //! Whoever may connect may be refused as often as it likes, so a refusal writes no line of its own: the first of its
 //! reason does, and after it one in [`LOG_INTERVAL`], which says how many there were since.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// At most one line of each reason in this time.
 pub const LOG_INTERVAL: Duration = Duration::from_secs(10);
@@ -76,7 +77,7 @@ impl Refusals {
     fn record_at(&self, reason: Reason, now: Instant) -> Option<u64> {
         let tally = self.tallies.get(reason as usize)?;
         let count = tally.count.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut told = tally.told.lock().ok()?;
+        let mut told = tally.told.lock();
         match *told {
             Some((when, _)) if now.saturating_duration_since(when) < LOG_INTERVAL => None,
             before => {

@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
+use parking_lot::{Mutex, MutexGuard};
 use sha2::{Digest, Sha256};
 
 use crate::netns::NetNs;
@@ -114,7 +114,7 @@ impl Containerd {
 
     /// The daemon, where it runs, and its shims: what the runtime costs.
     pub fn processes(&self) -> Vec<i32> {
-        let child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        let child = self.child.lock();
         let daemon = child.as_ref().map(|child| child.id() as i32);
         daemon.into_iter().chain(self.shims()).collect()
     }
@@ -250,7 +250,7 @@ impl Containerd {
 
     fn child(&self) -> MutexGuard<'_, Option<Child>> {
         // The lock guards a plain handle: a panic elsewhere leaves nothing half-done in it.
-        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+        self.child.lock()
     }
 
     fn config(&self) -> String {

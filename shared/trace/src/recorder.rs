@@ -1,8 +1,9 @@
 //! Spans that have ended, until somebody takes them. Bounded: when nobody does, the oldest go.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// What waits at most, as upstream's exporter has it (`OTEL_BSP_MAX_QUEUE_SIZE`).
@@ -74,7 +75,7 @@ struct Waiting {
 impl Recorder {
     /// Keeps a span; the oldest goes when there are too many.
     pub fn keep(&self, span: FinishedSpan) {
-        let Ok(mut waiting) = self.0.waiting.lock() else { return };
+        let mut waiting = self.0.waiting.lock();
         waiting.bytes += span.bytes();
         waiting.spans.push_back(span);
         while waiting.spans.len() > SPANS_MAX || waiting.bytes > BYTES_MAX {
@@ -99,7 +100,7 @@ impl Recorder {
 
     /// Takes what there is.
     pub fn take_now(&self, most: usize) -> Vec<FinishedSpan> {
-        let Ok(mut waiting) = self.0.waiting.lock() else { return Vec::new() };
+        let mut waiting = self.0.waiting.lock();
         let count = waiting.spans.len().min(most);
         let taken: Vec<FinishedSpan> = waiting.spans.drain(..count).collect();
         let bytes: usize = taken.iter().map(FinishedSpan::bytes).sum();
@@ -109,7 +110,7 @@ impl Recorder {
 
     /// How many went without having been taken, since the start.
     pub fn dropped(&self) -> u64 {
-        self.0.waiting.lock().map_or(0, |waiting| waiting.dropped)
+        self.0.waiting.lock().dropped
     }
 }
 

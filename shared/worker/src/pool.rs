@@ -5,10 +5,11 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bulkhead_sys::{async_fd, scm};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, oneshot};
@@ -211,7 +212,7 @@ impl WorkerPool {
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Each change is a single call: a holder that panicked left a whole state.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     async fn call(self: &Arc<Self>, party: Party, what: &str, request: Message) -> Result<Message, WorkerError> {
@@ -355,7 +356,7 @@ mod tests {
         let held = Mutex::new(held);
         let work = move |request: Message| {
             if !request.bytes.is_empty() {
-                let _ = held.lock().unwrap().recv();
+                let _ = held.lock().recv();
             }
             request
         };

@@ -3,11 +3,12 @@
 //! that is final says that nothing was done.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_csi::registration::v1 as registration;
 use bulkhead_csi::v1 as csi;
+use parking_lot::Mutex;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Code, Request, Response, Status};
@@ -57,11 +58,11 @@ fn has_all(texts: &[&str], has_capability: bool) -> Result<(), Status> {
 
 impl Model {
     fn is_free(&self, handle: &str) -> bool {
-        self.busy.lock().unwrap_or_else(PoisonError::into_inner).insert(handle.to_owned())
+        self.busy.lock().insert(handle.to_owned())
     }
 
     fn free(&self, handle: &str) {
-        self.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(handle);
+        self.busy.lock().remove(handle);
     }
 
     /// A call that changes mounts. `act` is told whether somebody still waits for it.

@@ -10,7 +10,7 @@ mod volnetd;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
@@ -19,6 +19,7 @@ use bulkhead_daemon::Daemon;
 use bulkhead_daemon::privileges::Applied;
 use bulkhead_simulation_kernel as kernel;
 use bulkhead_types::Process as Name;
+use parking_lot::Mutex;
 use serde_json::json;
 
 use crate::claims_schedule::Dra;

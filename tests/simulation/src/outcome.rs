@@ -1,10 +1,10 @@
 //! What became of one run.
 
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, Result};
 use bulkhead_simulation_kernel as kernel;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::coverage::Coverage;
@@ -51,13 +51,13 @@ static PANIC: Mutex<Option<String>> = Mutex::new(None);
 
 /// The first panic since this was asked last: a task that ends so ends alone, and nobody else hears of it.
 pub(crate) fn take_panic() -> Option<String> {
-    PANIC.lock().unwrap_or_else(PoisonError::into_inner).take()
+    PANIC.lock().take()
 }
 
 fn note_panics() {
     std::panic::set_hook(Box::new(|info| {
         eprintln!("{info}");
-        PANIC.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| info.to_string());
+        PANIC.lock().get_or_insert_with(|| info.to_string());
     }));
 }
 

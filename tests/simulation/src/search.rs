@@ -3,11 +3,11 @@
 use std::io::{Read as _, Write as _};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use parking_lot::Mutex;
 
 use crate::coverage::Coverage;
 use crate::mutants::VARIABLE;
@@ -147,7 +147,7 @@ pub fn search(program: &Path, plan: Plan, mutant: Option<&str>, progress: impl F
             }
             let schedule = Schedule::of(seed, plan.only);
             let outcome = run(program, &schedule, mutant)?;
-            let Ok(mut found) = found.lock() else { bail!("another run has panicked") };
+            let mut found = found.lock();
             found.runs += 1;
             found.lasted += schedule.calm() + SETTLING;
             found.lives += outcome.lives;
@@ -165,7 +165,7 @@ pub fn search(program: &Path, plan: Plan, mutant: Option<&str>, progress: impl F
         let workers: Vec<_> = (0..plan.jobs.max(1)).map(|_| scope.spawn(work)).collect();
         workers.into_iter().try_for_each(|worker| worker.join().unwrap_or_else(|_| bail!("a run has panicked")))
     })?;
-    let mut found = found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut found = found.into_inner();
     found.failed.sort_by_key(|outcome| outcome.seed);
     Ok(found)
 }

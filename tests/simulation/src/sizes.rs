@@ -3,11 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use bulkhead_cri::v1;
 use bulkhead_ipc::volnetd as api;
 use bulkhead_types::Quantity;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tonic::Status;
 
@@ -239,7 +240,7 @@ impl PodSizes {
         if self.pods.is_empty() {
             return None;
         }
-        let folder = self.state.as_ref()?.lock().ok()?.clone();
+        let folder = self.state.as_ref()?.lock().clone();
         std::fs::read(folder.join(CHECKPOINT)).ok().filter(|content| *content != self.checkpoint)
     }
 

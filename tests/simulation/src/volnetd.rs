@@ -63,7 +63,7 @@ pub struct Model {
     pub node: Arc<Node>,
     /// Where manifests and the state folder are, and the runtime's socket.
     pub manifests: PathBuf,
-    pub state: Arc<std::sync::Mutex<PathBuf>>,
+    pub state: Arc<parking_lot::Mutex<PathBuf>>,
     pub runtime_socket: PathBuf,
     /// Where the kubeconfig is, if there is one.
     pub kubeconfig: PathBuf,
@@ -222,7 +222,7 @@ impl Model {
                 self.registrar.try_clone().map_err(failed)
             }
             Kind::PrivateState(_) => {
-                let path = self.state.lock().map_err(|_| Status::internal("poisoned"))?.clone();
+                let path = self.state.lock().clone();
                 folder(&path)
             }
             Kind::RuntimeSocket(_) => match std::os::unix::net::UnixStream::connect(&self.runtime_socket) {
@@ -298,7 +298,7 @@ impl Model {
     }
 
     pub(crate) fn guard(&self, guard: Option<&DestructiveGuard>) -> Result<(), Status> {
-        let mut state = self.node.guard.lock().map_err(|_| Status::internal("poisoned"))?;
+        let mut state = self.node.guard.lock();
         Ok(state.check(guard)?)
     }
 

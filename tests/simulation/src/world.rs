@@ -2,10 +2,11 @@
 //! all. Models of the peers change it, and each change is looked at by the [`crate::checks`].
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_simulation_kernel as kernel;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::back_off::BackOff;
 use crate::claims::Claims;
@@ -362,7 +363,7 @@ impl Shared {
     }
 
     pub fn lock(&self) -> MutexGuard<'_, World> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -3,12 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests are no tests to the lint")]
 
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
 use bulkhead_simulation::checks::NAMES;
 use bulkhead_simulation::mutants::{self, FOUND_IN};
 use bulkhead_simulation::schedule::{Family, Schedule};
 use bulkhead_simulation::search::{self, Plan};
+use parking_lot::Mutex;
 
 /// The seeds of the suite: as many as take less than a minute beside other tests.
 const SEEDS: [(Family, u64); 7] = [
@@ -59,7 +59,7 @@ fn all_checks_hold_in_the_seeds_of_the_suite() {
 fn all_checks_hold_in_what_once_failed() {
     let folder = std::fs::read_dir(workspace().join("tests/fixtures/simulation")).unwrap();
     let paths = Mutex::new(folder.map(|entry| entry.unwrap().path()));
-    let next = || paths.lock().unwrap().find(|path| path.extension().is_some_and(|extension| extension == "json"));
+    let next = || paths.lock().find(|path| path.extension().is_some_and(|extension| extension == "json"));
     let run_all = || {
         while let Some(path) = next() {
             let schedule: Schedule = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();

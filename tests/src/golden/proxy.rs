@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -11,6 +11,7 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Bytes, Frame, Incoming};
 use hyper::{Request, Response, Uri};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use parking_lot::Mutex;
 use prost_reflect::{DescriptorPool, DynamicMessage, SerializeOptions};
 use serde_json::{Value, json};
 use tokio::net::{UnixListener, UnixStream};
@@ -103,7 +104,7 @@ impl Proxy {
 
     /// From now on calls of this method fail as at a runtime with a fault (UNKNOWN, `refused by the test`); none: no more.
     pub fn refuse(&self, method: Option<&str>) {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).refused = method.map(str::to_owned);
+        self.kept.lock().refused = method.map(str::to_owned);
     }
 
     /// From now on the runtime says that images and containers' writable layers lie in these folders.
@@ -116,20 +117,20 @@ impl Proxy {
         let message = encoded("ImageFsInfoResponse", &answer)?;
         let length = u32::try_from(message.len())?.to_be_bytes();
         let framed = [&[0], &length[..], &message].concat();
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.lock();
         kept.answers.insert("ImageFsInfo".to_owned(), framed.into());
         Ok(())
     }
 
     /// Everything that was asked so far, in order.
     pub fn calls(&self) -> Vec<Call> {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = self.kept.lock();
         kept.calls.iter().map(|(_, call)| call.clone()).collect()
     }
 
     /// What was asked about a pod so far, in order, each with the seconds since the first.
     pub fn timed(&self, pod_uid: &str) -> Vec<(f64, Call)> {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = self.kept.lock();
         let mut of_pod = kept.calls.iter().filter(|(_, call)| call.pod_uid == pod_uid).peekable();
         let first = of_pod.peek().map(|(at, _)| *at);
         of_pod.map(|(at, call)| (first.map_or(0.0, |first| (*at - first).as_secs_f64()), call.clone())).collect()
@@ -163,12 +164,11 @@ async fn connection(client: UnixStream, runtime: &Path, pool: DescriptorPool, ke
         let (sender, pool, kept) = (sender.clone(), pool.clone(), kept.clone());
         async move {
             let method = request.uri().path().rsplit('/').next().map(str::to_owned);
-            let refused = kept.lock().unwrap_or_else(PoisonError::into_inner).refused.clone();
+            let refused = kept.lock().refused.clone();
             if refused.is_some() && refused == method {
                 return Ok::<_, Infallible>(refusal("2", "refused by the test"));
             }
-            let own = method
-                .and_then(|method| kept.lock().unwrap_or_else(PoisonError::into_inner).answers.get(&method).cloned());
+            let own = method.and_then(|method| kept.lock().answers.get(&method).cloned());
             if let Some(message) = own {
                 return Ok(message_of_our_own(message));
             }
@@ -236,7 +236,7 @@ async fn pass_on(
     let collected = body.collect().await?;
     let trailers = collected.trailers().cloned();
     let bytes = collected.to_bytes();
-    let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut kept = kept.lock();
     if let Some(id) = given_id(&path, &bytes, pool) {
         kept.ids.insert(id, owner);
     }
@@ -249,7 +249,7 @@ async fn pass_on(
 
 /// Keeps the call; answers what the id stands for that the runtime may give in its answer.
 fn note(kept: &Mutex<Kept>, mut call: Call) -> Owner {
-    let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut kept = kept.lock();
     let text = |pointer: &str| call.request.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
     let of_config = |pod_uid: Option<String>| {
         let metadata = &call.request["config"]["metadata"];

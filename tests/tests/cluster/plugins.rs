@@ -4,7 +4,7 @@
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use bulkhead_csi::registration::v1::registration_server::{Registration, RegistrationServer};
@@ -17,6 +17,7 @@ use bulkhead_tests::joined::{Member, NODE, wait_node};
 use bulkhead_tests::lab;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tonic::{Request, Response, Status};
 
@@ -48,7 +49,7 @@ impl Registration for Driver {
         request: Request<RegistrationStatus>,
     ) -> Result<Response<RegistrationStatusResponse>, Status> {
         let status = request.into_inner();
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).push((status.plugin_registered, status.error));
+        self.told.lock().push((status.plugin_registered, status.error));
         Ok(Response::new(RegistrationStatusResponse {}))
     }
 }
@@ -78,7 +79,7 @@ impl Driver {
     }
 
     fn told(&self) -> Vec<(bool, String)> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.told.lock().clone()
     }
 
     fn wait_told(&self) -> Result<(bool, String)> {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -12,6 +11,7 @@ use bulkhead_tests::golden::normal::Names;
 use bulkhead_tests::golden::users::Users;
 use bulkhead_tests::golden::{Call, Difference, Meant, Proxy, Recording, calls, compare, normal, recording};
 use bulkhead_tests::lab;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 /// Namespaces of the recorded pods.
@@ -404,19 +404,20 @@ fn pods_live_as_under_upstreams_kubelet() -> Result<()> {
         for _ in 0..IN_FLIGHT {
             scope.spawn(|| {
                 loop {
-                    let Some(recording) = queue.lock().ok().and_then(|mut queue| queue.next()) else { return };
+                    let next = queue.lock().next();
+                    let Some(recording) = next else { return };
                     match live_twice_at_most(&world, recording, &meant) {
-                        Ok(life) => lives.lock().map(|mut all| all.push(life)).unwrap_or_default(),
+                        Ok(life) => lives.lock().push(life),
                         Err(error) => {
                             let text = format!("{}: {error:#}", recording.name);
-                            failures.lock().map(|mut all| all.push(text)).unwrap_or_default();
+                            failures.lock().push(text);
                         }
                     }
                 }
             });
         }
     });
-    let mut lives = lives.into_inner().unwrap_or_default();
+    let mut lives = lives.into_inner();
     let mut found = removals(&world, &lives)?;
     if let Some(folder) = std::env::var_os(RECORD) {
         return lives.iter().try_for_each(|life| record(&world, life, Path::new(&folder)));
@@ -424,7 +425,7 @@ fn pods_live_as_under_upstreams_kubelet() -> Result<()> {
     found.retain(|difference| !is_meant(&meant, difference));
     found.extend(lives.iter_mut().flat_map(|life| std::mem::take(&mut life.differences)));
     found.sort();
-    let failures = failures.into_inner().unwrap_or_default();
+    let failures = failures.into_inner();
     let report: Vec<String> = failures.into_iter().chain(found.iter().map(ToString::to_string)).collect();
     ensure!(report.is_empty(), "{} differences that nobody meant:\n{}", report.len(), report.join("\n"));
     Ok(())

@@ -4,12 +4,13 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use bulkhead_testkit::{Cluster, Lab, build, device_plugin, image, machine, wait};
+use parking_lot::Mutex;
 
 use super::Programs;
 
@@ -165,7 +166,7 @@ impl FailedPulls {
                         Ok(Some(event)) => {
                             let message = event.object["message"].as_str().unwrap_or_default();
                             if let Some(image) = image_of(message).filter(|image| wanted.contains(*image)) {
-                                noted.lock().unwrap_or_else(PoisonError::into_inner).insert(image.to_owned());
+                                noted.lock().insert(image.to_owned());
                             }
                         }
                         Ok(None) => break,
@@ -184,7 +185,7 @@ impl FailedPulls {
         self.end.store(true, Ordering::SeqCst);
         // A thread that panicked has said so; what it had found counts.
         let _ = self.thread.join();
-        self.found.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.found.lock().clone()
     }
 }
 

@@ -1,7 +1,7 @@
 //! One round of garbage collection, and the removal of all unused images under disk pressure, against a store of images. One of them
 //! at a time. What is decided is decided in the modules beside this one.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_daemon::state_file::{self, StateFile};
@@ -10,6 +10,7 @@ use bulkhead_ipc::syncd::{
     ImageCollectionFailureKind, ImageCollectionReason, RemoveImageOutcome, RemoveImageRequest,
     ReportImageCollectionRequest,
 };
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::Status;
@@ -140,11 +141,7 @@ impl<S: ImageStore> Collector<S> {
     }
 
     pub fn shown(&self) -> Shown {
-        self.locked_shown().clone()
-    }
-
-    fn locked_shown(&self) -> MutexGuard<'_, Shown> {
-        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shown.lock().clone()
     }
 
     /// The image file system was read.
@@ -200,7 +197,7 @@ impl<S: ImageStore> Collector<S> {
                 }
             }
         }
-        let mut shown = self.locked_shown();
+        let mut shown = self.shown.lock();
         shown.last_round_ms = Some(ended);
         shown.next_round_ms = due;
         shown.last_outcome = text;
@@ -373,7 +370,7 @@ impl<S: ImageStore> Collector<S> {
     /// images young.
     fn save(&self, ledger: &mut Ledger, now: i64) {
         ledger.saved_ms = now;
-        self.locked_shown().ledger = ledger.clone();
+        self.shown.lock().ledger = ledger.clone();
         let Some(state) = &self.state else { return };
         let written = state_file::encode(LEDGER.version, ledger).map_err(|error| error.to_string());
         let written =

@@ -25,11 +25,11 @@ impl ImageStore for Arc<Fake> {
         if self.away {
             return Err(Status::unavailable("away"));
         }
-        Ok(self.images.lock().unwrap().clone())
+        Ok(self.images.lock().clone())
     }
 
     async fn remove(&self, request: RemoveImageRequest) -> Result<RemoveImageOutcome, Status> {
-        let mut images = self.images.lock().unwrap();
+        let mut images = self.images.lock();
         let Some(at) = images.iter().position(|image| image.id == request.id) else {
             return Ok(RemoveImageOutcome::Absent);
         };
@@ -41,17 +41,17 @@ impl ImageStore for Arc<Fake> {
             return Ok(RemoveImageOutcome::RefusedUsed);
         }
         images.remove(at);
-        self.removed.lock().unwrap().push((request.id.clone(), request.reason()));
+        self.removed.lock().push((request.id.clone(), request.reason()));
         Ok(RemoveImageOutcome::Removed)
     }
 
     async fn report(&self, request: ReportImageCollectionRequest) -> Result<(), Status> {
-        self.reports.lock().unwrap().push(request);
+        self.reports.lock().push(request);
         Ok(())
     }
 
     async fn image_fs(&self) -> Option<ImageFs> {
-        *self.fs.lock().unwrap()
+        *self.fs.lock()
     }
 }
 
@@ -72,11 +72,11 @@ fn collector(fake: Fake, policy: Policy) -> (Arc<Fake>, Collector<Arc<Fake>>) {
 
 impl Fake {
     fn removed(&self) -> Vec<String> {
-        self.removed.lock().unwrap().iter().map(|(id, _)| id.clone()).collect()
+        self.removed.lock().iter().map(|(id, _)| id.clone()).collect()
     }
 
     fn told(&self) -> Vec<ImageCollectionFailureKind> {
-        self.reports.lock().unwrap().iter().map(ReportImageCollectionRequest::kind).collect()
+        self.reports.lock().iter().map(ReportImageCollectionRequest::kind).collect()
     }
 }
 
@@ -108,7 +108,7 @@ async fn what_cannot_be_removed_and_who_uses_it_meanwhile() {
     let (broken, one) = collector(broken, POLICY);
     one.round().await;
     assert_eq!((broken.removed(), broken.told()), (vec!["b".to_owned()], vec![Kind::SpaceErrors]));
-    let report = broken.reports.lock().unwrap()[0];
+    let report = broken.reports.lock()[0];
     assert_eq!((report.wanted, report.freed, report.repeated), (150, 150, false));
     one.round().await;
     assert_eq!(broken.told().len(), 1, "once in five minutes");
@@ -156,7 +156,7 @@ async fn the_old_go_and_all_that_is_unused_under_pressure() {
     one.began_ms -= 2_000;
     one.work.lock().await.ledger.images.get_mut("late").unwrap().last_used_ms = Some(now_ms());
     one.round().await;
-    assert_eq!(*fake.removed.lock().unwrap(), [("never".to_owned(), ImageCollectionReason::Age)]);
+    assert_eq!(*fake.removed.lock(), [("never".to_owned(), ImageCollectionReason::Age)]);
 
     let reclaimed = one.delete_unused().await.unwrap();
     assert_eq!((fake.removed(), reclaimed.removed.bytes), (vec!["never".to_owned(), "late".to_owned()], 1));

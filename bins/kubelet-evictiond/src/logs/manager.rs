@@ -2,7 +2,7 @@
 //! long (compression) goes on beside it, as much at a time as `containerLogMaxWorkers` says.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_config::NodeConfig;
@@ -12,6 +12,7 @@ use bulkhead_ipc::client::Link;
 use bulkhead_ipc::syncd::ContainerLogPlace;
 use bulkhead_types::{BackOff, LogStamp, chain};
 use futures_util::{StreamExt as _, stream};
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -68,15 +69,15 @@ struct Compression {
 
 impl Compression {
     fn begin(&self, key: (String, LogStamp)) -> bool {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner).insert(key)
+        self.running.lock().insert(key)
     }
 
     fn end(&self, key: &(String, LogStamp)) {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+        self.running.lock().remove(key);
     }
 
     fn is_running(&self, log: &ContainerLogPlace, stamp: LogStamp) -> bool {
-        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = self.running.lock();
         running.contains(&(log.container_id.clone(), stamp))
     }
 }

@@ -1,7 +1,9 @@
 //! How many kills each control group has seen since the boot, for whoever makes statistics of it.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 /// Cheap to clone; all clones show the same.
 #[derive(Debug, Clone, Default)]
@@ -18,23 +20,19 @@ enum State {
 }
 
 impl OomCounts {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub fn set(&self, counts: BTreeMap<String, u64>) {
-        *self.state() = State::Read(counts);
+        *self.0.lock() = State::Read(counts);
     }
 
     /// From here on the kernel's own count is told.
     pub fn give_up(&self) {
-        *self.state() = State::Unread;
+        *self.0.lock() = State::Unread;
     }
 
     /// Of this group itself. `kernels`: processes of it that the kernel counts as killed, of which a group that ends as a whole has
     /// many; what is told for a moment must not be more than what is told later.
     pub fn of(&self, group: &str, kernels: Option<u64>) -> Option<u64> {
-        match &*self.state() {
+        match &*self.0.lock() {
             State::Unknown => None,
             State::Read(counts) => Some(counts.get(group).copied().unwrap_or(0)),
             State::Unread => kernels,

@@ -1,9 +1,9 @@
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bulkhead_daemon::progress::Progress;
+use parking_lot::Mutex;
 use prometheus::Opts;
 use rustix::fs::{Mode, OFlags};
 use tokio::sync::Notify;
@@ -23,7 +23,7 @@ struct Ring {
 
 impl Ring {
     fn write(&self, sequence: u64, text: &str) {
-        self.records.lock().unwrap().push_back((sequence, text.to_owned()));
+        self.records.lock().push_back((sequence, text.to_owned()));
         self.grown.notify_one();
     }
 
@@ -38,7 +38,7 @@ impl Ring {
 
 impl KernelLog for Arc<Ring> {
     fn rewind(&mut self) -> io::Result<()> {
-        *self.next.lock().unwrap() = 0;
+        *self.next.lock() = 0;
         Ok(())
     }
 
@@ -46,8 +46,8 @@ impl KernelLog for Arc<Ring> {
         if self.broken.load(Ordering::Relaxed) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let records = self.records.lock().unwrap();
-        let mut next = self.next.lock().unwrap();
+        let records = self.records.lock();
+        let mut next = self.next.lock();
         let Some((sequence, text)) = records.iter().find(|(sequence, _)| *sequence >= *next) else {
             return Ok(Read::Nothing);
         };
@@ -82,7 +82,7 @@ impl Listener for Heard {
         if self.away.load(Ordering::Relaxed) {
             return Err(Status::unavailable("away"));
         }
-        self.all.lock().unwrap().push((kill.sequence, kill.process.clone(), kill.pid));
+        self.all.lock().push((kill.sequence, kill.process.clone(), kill.pid));
         self.one_more.notify_one();
         Ok(())
     }
@@ -164,7 +164,7 @@ async fn kills_are_counted_and_told_once_however_often_it_dies() {
     let third = live(temp.path(), &ring, &heard);
     third.until("/", 2).await;
     third.kill().await;
-    let told = heard.all.lock().unwrap().clone();
+    let told = heard.all.lock().clone();
     assert_eq!(told, [(5, "dd".to_owned(), 7), (13, "tail".to_owned(), 7)]);
 }
 
@@ -180,18 +180,18 @@ async fn what_nobody_takes_waits_although_the_log_forgets_it() {
     ring.of_machine(6, "tail");
     first.until("/", 2).await;
     first.kill().await;
-    ring.records.lock().unwrap().clear();
+    ring.records.lock().clear();
     let second = live(temp.path(), &ring, &heard);
     second.until("/", 2).await;
-    assert!(heard.all.lock().unwrap().is_empty());
+    assert!(heard.all.lock().is_empty());
     heard.away.store(false, Ordering::Relaxed);
     second.kill().await;
     let third = live(temp.path(), &ring, &heard);
-    while heard.all.lock().unwrap().len() < 2 {
+    while heard.all.lock().len() < 2 {
         heard.one_more.notified().await;
     }
     third.kill().await;
-    assert_eq!(heard.all.lock().unwrap().iter().map(|told| told.0).collect::<Vec<_>>(), [5, 6]);
+    assert_eq!(heard.all.lock().iter().map(|told| told.0).collect::<Vec<_>>(), [5, 6]);
 }
 
 #[tokio::test]

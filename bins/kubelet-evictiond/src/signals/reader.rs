@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_config::eviction::Signal;
+use parking_lot::Mutex;
 
 use super::observation::{self, Observations};
 use crate::cgroup::{Hierarchy, Usage};
@@ -83,8 +84,7 @@ pub type SharedReader = Arc<Mutex<KernelReader>>;
 /// Reads on a thread of the pool. `None`: the process stops.
 pub async fn read(reader: &SharedReader) -> Option<KernelReading> {
     let reader = reader.clone();
-    let read = move || reader.lock().map(|mut reader| reader.read()).ok();
-    tokio::task::spawn_blocking(read).await.ok().flatten()
+    tokio::task::spawn_blocking(move || reader.lock().read()).await.ok()
 }
 
 #[cfg(test)]

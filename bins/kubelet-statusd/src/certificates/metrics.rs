@@ -1,8 +1,9 @@
 //! Metrics of the node's certificates, under upstream's names. What is not asked for has none.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{Gauge, Histogram, HistogramOpts, IntCounter, Registry};
@@ -69,7 +70,7 @@ impl ServingMetrics {
 
     /// When the certificate in force ends.
     pub fn in_force(&self, ends: Option<Timestamp>) {
-        *self.ends.lock().unwrap_or_else(PoisonError::into_inner) = ends;
+        *self.ends.lock() = ends;
     }
 }
 
@@ -85,7 +86,7 @@ impl Collector for Left {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let ends = *self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+        let ends = *self.ends.lock();
         self.left.set(crate::settled_metrics::seconds_left(ends, Timestamp::now()));
         self.left.collect()
     }

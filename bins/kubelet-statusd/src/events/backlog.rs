@@ -2,13 +2,14 @@
 //! process: while the API server is away kubelet-syncd may end, and its queue with it.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_daemon::StateDir;
 use bulkhead_daemon::state_file::{self, StateFile};
 use bulkhead_ipc::common::Cursor;
 use bulkhead_ipc::syncd::{Event, EventObject};
+use parking_lot::Mutex;
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
@@ -185,7 +186,7 @@ impl Backlog {
 
     /// Up to where events were read.
     pub fn position(&self) -> Option<Cursor> {
-        self.lock().read
+        self.now.lock().read
     }
 
     /// Takes an event that was read, when there is room for it.
@@ -193,13 +194,13 @@ impl Backlog {
         let bytes = event.encoded_len();
         loop {
             let room = self.room.notified();
-            if self.lock().has_room(bytes) {
+            if self.now.lock().has_room(bytes) {
                 break;
             }
             room.await;
         }
         {
-            let mut now = self.lock();
+            let mut now = self.now.lock();
             now.read = event.cursor.or(now.read);
             now.add(event, bytes);
             now.changes += 1;
@@ -211,7 +212,7 @@ impl Backlog {
     /// The oldest event; it stays until [`Backlog::dealt_with`].
     pub async fn oldest(&self) -> Event {
         loop {
-            if let Some(event) = self.lock().waiting.front() {
+            if let Some(event) = self.now.lock().waiting.front() {
                 return event.clone();
             }
             self.came.notified().await;
@@ -221,7 +222,7 @@ impl Backlog {
     /// The oldest event needs no more.
     pub fn dealt_with(&self) {
         {
-            let mut now = self.lock();
+            let mut now = self.now.lock();
             let bytes = now.waiting.pop_front().map_or(0, |event| event.encoded_len());
             now.bytes = now.bytes.saturating_sub(bytes);
             now.changes += 1;
@@ -234,7 +235,7 @@ impl Backlog {
     pub async fn keep(&self) {
         loop {
             self.changed.notified().await;
-            let waiting = u32::try_from(self.lock().waiting.len() / STEP).unwrap_or(u32::MAX);
+            let waiting = u32::try_from(self.now.lock().waiting.len() / STEP).unwrap_or(u32::MAX);
             tokio::time::sleep(EVERY.saturating_mul(waiting.saturating_add(1))).await;
             self.write().await;
         }
@@ -243,7 +244,7 @@ impl Backlog {
     /// Writes the file if it is not of now.
     pub async fn write(&self) {
         let (changes, kept) = {
-            let now = self.lock();
+            let now = self.now.lock();
             // Nothing was ever read with a place to go on from.
             let Some(read) = now.read.filter(|_| now.changes != now.written) else { return };
             let waiting = now.waiting.iter().filter_map(KeptEvent::of).collect();
@@ -255,15 +256,10 @@ impl Backlog {
             state.write(FILE.name, &bytes)
         });
         match written.await {
-            Ok(Ok(())) => self.lock().written = changes,
+            Ok(Ok(())) => self.now.lock().written = changes,
             Ok(Err(error)) => tracing::warn!(%error, "failed to keep waiting events for the next start"),
             Err(error) => tracing::warn!(%error, "failed to keep waiting events for the next start"),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Now> {
-        // Nothing panics while it is held.
-        self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -315,7 +311,7 @@ mod tests {
         backlog.write().await;
         drop(backlog);
         let backlog = Backlog::read(folder(&temp));
-        assert_eq!((backlog.position(), backlog.lock().waiting.len()), (event(7).cursor, 0));
+        assert_eq!((backlog.position(), backlog.now.lock().waiting.len()), (event(7).cursor, 0));
         drop(backlog);
         // As an earlier version wrote it.
         std::fs::write(temp.path().join(FILE.name), r#"{"epoch":3,"seq":4}"#).unwrap();
@@ -338,7 +334,7 @@ mod tests {
         backlog.dealt_with();
         more.await;
         assert_eq!(backlog.oldest().await, event(1));
-        assert_eq!(backlog.lock().waiting.len(), CAPACITY);
+        assert_eq!(backlog.now.lock().waiting.len(), CAPACITY);
     }
 
     #[tokio::test]
@@ -357,14 +353,14 @@ mod tests {
                 read += 1;
             }
             assert_eq!(read, 40, "more than there is room for waits with whoever brings it");
-            let now = backlog.lock();
+            let now = backlog.now.lock();
             assert_eq!(now.bytes, now.waiting.iter().map(Event::encoded_len).sum::<usize>());
             assert!(now.bytes <= BYTES_MAX);
         }
         for _ in 0..read {
             backlog.dealt_with();
         }
-        assert_eq!(backlog.lock().bytes, 0);
+        assert_eq!(backlog.now.lock().bytes, 0);
         // One alone is let in however large it is: it could never go elsewhere.
         backlog.push(Event { message: "x".repeat(BYTES_MAX + 1), ..event(read) }).await;
         assert!(futures_util::FutureExt::now_or_never(backlog.push(event(read + 1))).is_none());

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::Record;
@@ -67,21 +68,21 @@ impl EventQueue {
             annotations: BTreeMap::new(),
             time: self.unique_time(Timestamp::now()),
         };
-        let gone = lock(&self.shared.waiting).push(occurrence);
+        let gone = self.shared.waiting.lock().push(occurrence);
         self.shared.dropped.fetch_add(u64::try_from(gone).unwrap_or(u64::MAX), Ordering::Relaxed);
         self.shared.came.notify_one();
     }
 
     /// A time that no other event of this process has.
     fn unique_time(&self, now: Timestamp) -> Timestamp {
-        let mut last = lock(&self.shared.last);
+        let mut last = self.shared.last.lock();
         *last = time_after(*last, now);
         *last
     }
 
     /// Remembers the resource version under which a pod came to be known here: its events name it.
     pub fn pod_seen(&self, uid: &str, version: &str) {
-        let mut versions = lock(&self.shared.versions);
+        let mut versions = self.shared.versions.lock();
         if versions.get(&hash(uid)).is_none() {
             versions.put(hash(uid), version.to_owned());
         }
@@ -89,7 +90,7 @@ impl EventQueue {
 
     /// See [`EventQueue::pod_seen`].
     pub fn pod_version(&self, uid: &str) -> Option<String> {
-        lock(&self.shared.versions).get(&hash(uid)).cloned()
+        self.shared.versions.lock().get(&hash(uid)).cloned()
     }
 }
 
@@ -114,7 +115,7 @@ impl OwnEvents {
 
     /// The next event, if there is one.
     pub fn try_next(&mut self) -> Option<Occurrence> {
-        lock(&self.shared.waiting).pop()
+        self.shared.waiting.lock().pop()
     }
 
     /// How many were dropped since this was last asked.
@@ -127,11 +128,6 @@ fn hash(text: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
     hasher.finish()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while it is held.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -6,9 +6,10 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -72,7 +73,7 @@ impl Growth {
     /// runtime; who stops waiting is forgotten at the next look, and so is the file.
     pub fn wait(&self, file: &Arc<File>, seen: Shape, grown: Instant) -> oneshot::Receiver<()> {
         let (wake, woken) = oneshot::channel();
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.inner.lock();
         let watched = inner.files.entry(seen.id).or_insert_with(|| Watched {
             file: file.clone(),
             active_until: grown,
@@ -88,7 +89,7 @@ impl Growth {
 
     /// How many files are looked at.
     pub fn files(&self) -> usize {
-        self.inner.lock().map_or(0, |inner| inner.files.len())
+        self.inner.lock().files.len()
     }
 }
 
@@ -98,7 +99,7 @@ async fn look(inner: Arc<Mutex<Inner>>) {
     loop {
         let now = Instant::now();
         let any_active = {
-            let mut inner = inner.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut inner = inner.lock();
             inner.files.retain(|_, watched| {
                 if turn == 0 || watched.active_until > now {
                     watched.look();

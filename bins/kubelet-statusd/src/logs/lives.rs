@@ -5,10 +5,11 @@
 //! away, or that has not looked yet, has said nothing.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bulkhead_ipc::client::Link;
 use bulkhead_ipc::syncd::PodState;
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
 use crate::pods::feed::{self, News};
@@ -51,7 +52,7 @@ impl Lives {
     /// Sees what becomes of an instance from now on; an end that was told before is not told again, so the caller asks
     /// once more after this. Must be called within a tokio runtime.
     pub fn follow(&self, syncd: &Link, uid: &str, id: &str) -> watch::Receiver<Life> {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.inner.lock();
         let pod = inner.followed.entry(uid.to_owned()).or_default();
         let life = pod.entry(id.to_owned()).or_insert_with(|| watch::Sender::new(Life::Runs)).subscribe();
         if !std::mem::replace(&mut inner.is_running, true) {
@@ -64,14 +65,14 @@ impl Lives {
 
     /// How many instances are followed.
     pub fn instances(&self) -> usize {
-        self.inner.lock().map_or(0, |inner| inner.followed.values().map(HashMap::len).sum())
+        self.inner.lock().followed.values().map(HashMap::len).sum()
     }
 }
 
 /// Until nobody follows any more, which is found out by the next word of syncd's.
 async fn listen(inner: Arc<Mutex<Inner>>, mut told: mpsc::Receiver<News<Box<PodState>>>) {
     while let Some(news) = told.recv().await {
-        let mut inner = inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = inner.lock();
         tell(&mut inner.followed, &news);
         forget(&mut inner.followed);
         if inner.followed.is_empty() {

@@ -1,7 +1,8 @@
 //! `/metrics/slis`: how each health check has ended, last and so far (upstream `component-base/metrics/prometheus/slis`).
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+
+use parking_lot::Mutex;
 
 use super::exposition::{Family, Kind, Sample};
 
@@ -22,7 +23,7 @@ pub struct HealthCounts {
 impl HealthCounts {
     /// A check has ended. The names are those of our own checks.
     pub fn observe(&self, name: &str, healthy: bool) {
-        let Ok(mut checks) = self.checks.lock() else { return };
+        let mut checks = self.checks.lock();
         let counts = checks.entry(name.to_owned()).or_default();
         counts.healthy = healthy;
         *(if healthy { &mut counts.success } else { &mut counts.error }) += 1;
@@ -30,14 +31,12 @@ impl HealthCounts {
 
     /// Forgets everything, as DELETE demands.
     pub fn reset(&self) {
-        if let Ok(mut checks) = self.checks.lock() {
-            checks.clear();
-        }
+        self.checks.lock().clear();
     }
 
     /// The families; those without a series are absent.
     pub fn families(&self) -> Vec<Family> {
-        let Ok(checks) = self.checks.lock() else { return Vec::new() };
+        let checks = self.checks.lock();
         let sample = |name: &str, check: &str, status: Option<&str>, value: f64| {
             let mut labels = vec![("name".to_owned(), check.to_owned())];
             labels.extend(status.map(|status| ("status".to_owned(), status.to_owned())));

@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -74,15 +75,11 @@ impl Activity {
         }
     }
 
-    fn since(&self) -> MutexGuard<'_, Since> {
-        self.since.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub fn phase(&self) -> Phase {
         if self.requests.load(Ordering::Relaxed) > 0 || self.is_switched() {
             return Phase::Busy;
         }
-        let since = self.since();
+        let since = self.since.lock();
         since.head.map_or(Phase::Idle(since.idle), Phase::Head)
     }
 
@@ -92,7 +89,7 @@ impl Activity {
         if self.is_switched() {
             return None;
         }
-        let since = self.since();
+        let since = self.since.lock();
         since.blocked.into_iter().chain(since.given.values().copied()).min()
     }
 
@@ -100,7 +97,7 @@ impl Activity {
     pub fn quiet(&self) -> Instant {
         self.stalled().unwrap_or_else(|| match self.phase() {
             Phase::Idle(since) | Phase::Head(since) => since,
-            Phase::Busy => self.since().busy,
+            Phase::Busy => self.since.lock().busy,
         })
     }
 
@@ -108,7 +105,7 @@ impl Activity {
     pub fn received(&self) -> bool {
         let between = self.requests.load(Ordering::Relaxed) == 0 && !self.is_switched();
         if between {
-            let mut since = self.since();
+            let mut since = self.since.lock();
             since.head = since.head.or_else(|| Some(Instant::now()));
         }
         between
@@ -116,14 +113,14 @@ impl Activity {
 
     /// The socket takes nothing more for now, or it does again.
     pub fn blocked(&self, blocked: bool) {
-        let mut since = self.since();
+        let mut since = self.since.lock();
         since.blocked = blocked.then(|| since.blocked.unwrap_or_else(Instant::now));
     }
 
     /// A request's headers are complete; the request is in work for as long as the answer lives.
     pub fn begin(self: &Arc<Self>) -> InWork {
         let first = self.requests.fetch_add(1, Ordering::Relaxed) == 0;
-        let mut since = self.since();
+        let mut since = self.since.lock();
         since.head = None;
         if first {
             since.busy = Instant::now();
@@ -176,7 +173,7 @@ pub struct InWork {
 impl InWork {
     /// The answer's body has given something, which is to be taken.
     pub fn gave(&mut self) {
-        let mut since = self.activity.since();
+        let mut since = self.activity.since.lock();
         let key = *self.given.get_or_insert(since.next);
         since.next = since.next.max(key + 1);
         since.given.insert(key, Instant::now());
@@ -185,7 +182,7 @@ impl InWork {
     /// The answer's body is asked for more: what it gave has been taken.
     pub fn asked(&mut self) {
         if let Some(key) = self.given.take() {
-            self.activity.since().given.remove(&key);
+            self.activity.since.lock().given.remove(&key);
         }
     }
 }
@@ -194,7 +191,7 @@ impl Drop for InWork {
     fn drop(&mut self) {
         self.asked();
         if self.activity.requests.fetch_sub(1, Ordering::Relaxed) == 1 {
-            let mut since = self.activity.since();
+            let mut since = self.activity.since.lock();
             since.idle = Instant::now();
             since.head = None;
         }
@@ -258,6 +255,6 @@ mod tests {
         assert_eq!(activity.stalled(), None, "streams have limits of their own");
         activity.blocked(false);
         drop((one, two));
-        assert_eq!(activity.since().given.len(), 0);
+        assert_eq!(activity.since.lock().given.len(), 0);
     }
 }

@@ -2,9 +2,10 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
@@ -126,7 +127,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.connections.listed().remove(self.activity.id);
+        self.connections.list.lock().remove(self.activity.id);
     }
 }
 
@@ -136,13 +137,9 @@ impl Connections {
         Arc::new(Connections { limit: limit.max(1), stall_time, list: Mutex::default(), long_heads })
     }
 
-    fn listed(&self) -> MutexGuard<'_, Listed> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A place for a new connection. When all are taken, another is told to go. None: all of them are at work.
     pub fn admit(self: &Arc<Self>, source: Source) -> Option<Slot> {
-        let mut listed = self.listed();
+        let mut listed = self.list.lock();
         if listed.all.len() >= self.limit {
             let id = listed.first_to_go(self.stall_time)?;
             // It is off the list at once: its own end finds nothing there to remove.
@@ -160,11 +157,11 @@ impl Connections {
     }
 
     pub(super) fn proven(&self, activity: &Activity) {
-        self.listed().unproven.remove(activity);
+        self.list.lock().unproven.remove(activity);
     }
 
     pub fn count(&self) -> usize {
-        self.listed().all.len()
+        self.list.lock().all.len()
     }
 }
 
@@ -243,17 +240,19 @@ mod tests {
             slot.activity().evicted().await;
         }
         elsewhere.activity().evicted().await;
-        assert!(connections.listed().unproven.order.iter().all(|(number, ..)| *number == 1));
+        assert!(connections.list.lock().unproven.order.iter().all(|(number, ..)| *number == 1));
         // Those that prove themselves leave the count; with nobody else left the longest idle goes.
         for slot in more.iter().chain([&newest, &many[0].0]) {
             slot.activity().prove();
         }
-        assert!(connections.listed().unproven.order.is_empty() && connections.listed().unproven.sources.is_empty());
+        assert!(
+            connections.list.lock().unproven.order.is_empty() && connections.list.lock().unproven.sources.is_empty()
+        );
         more.push(connections.admit(source(9)).unwrap());
         proven.activity().evicted().await;
         drop((more, newest, many, elsewhere, proven));
         assert_eq!(connections.count(), 0);
-        let listed = connections.listed();
+        let listed = connections.list.lock();
         assert!(listed.unproven.order.is_empty() && listed.unproven.sources.is_empty());
     }
 }

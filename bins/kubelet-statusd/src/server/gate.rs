@@ -2,11 +2,12 @@
 //! upstream's answers for those who are not (`pkg/kubelet/server/server.go`, InstallAuthFilter).
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use bulkhead_apiclient::ApiClient;
 use bulkhead_config::NodeConfig;
 use http::{HeaderValue, Request, StatusCode, header};
+use parking_lot::Mutex;
 use prometheus::Registry;
 
 use super::activity::Activity;

@@ -1,9 +1,8 @@
 //! Spans of all processes on their way to the collector: bounded, the oldest go. Pure but for the waking.
 
-use std::sync::Mutex;
-
 use bulkhead_ipc::common::Span;
 use bulkhead_types::Process;
+use parking_lot::Mutex;
 use prost::Message as _;
 use tokio::sync::Notify;
 
@@ -33,7 +32,7 @@ impl Default for Queue {
 impl Queue {
     /// Adds spans of a process; answers how many older ones had to go.
     pub fn add(&self, process: Process, spans: Vec<Span>) -> usize {
-        let Ok(mut waiting) = self.spans.lock() else { return spans.len() };
+        let mut waiting = self.spans.lock();
         let lost = spans.into_iter().map(|span| waiting.push((process, span))).sum();
         let count = waiting.len();
         drop(waiting);
@@ -59,12 +58,12 @@ impl Queue {
     }
 
     fn is_empty(&self) -> bool {
-        self.spans.lock().map_or(true, |waiting| waiting.is_empty())
+        self.spans.lock().is_empty()
     }
 
     /// Takes a batch, by process.
     pub fn batch(&self) -> Vec<(Process, Vec<Span>)> {
-        let Ok(mut waiting) = self.spans.lock() else { return Vec::new() };
+        let mut waiting = self.spans.lock();
         let mut batch: Vec<(Process, Vec<Span>)> = Vec::new();
         for (process, span) in std::iter::from_fn(|| waiting.pop()).take(BATCH) {
             match batch.iter_mut().find(|(of, _)| *of == process) {

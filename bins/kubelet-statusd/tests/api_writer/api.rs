@@ -1,11 +1,12 @@
 //! An API server that knows pods and events, counts requests, and fails when told to.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Method, Request, Response};
 use http_body_util::{BodyExt as _, Full};
+use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
 
@@ -60,12 +61,12 @@ impl Api {
 
     /// The next requests whose "METHOD path" contains this meet a fault.
     pub fn fail(&self, part: &str, times: usize, fault: Fault) {
-        self.state.lock().unwrap().rules.push(Rule { part: part.into(), times, fault });
+        self.state.lock().rules.push(Rule { part: part.into(), times, fault });
     }
 
     /// No more faults.
     pub fn heal(&self) {
-        self.state.lock().unwrap().rules.clear();
+        self.state.lock().rules.clear();
         self.changed.notify_waiters();
     }
 
@@ -77,7 +78,7 @@ impl Api {
 
     /// Puts an object as somebody else would.
     pub fn put(&self, path: &str, mut object: Value) -> Value {
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.state.lock();
         state.version += 1;
         object["metadata"]["resourceVersion"] = json!(state.version.to_string());
         state.objects.insert(path.into(), object.clone());
@@ -85,22 +86,22 @@ impl Api {
     }
 
     pub fn get(&self, path: &str) -> Option<Value> {
-        self.state.lock().unwrap().objects.get(path).cloned()
+        self.state.lock().objects.get(path).cloned()
     }
 
     /// Removes an object as somebody else would.
     pub fn remove(&self, path: &str) {
-        self.state.lock().unwrap().objects.remove(path);
+        self.state.lock().objects.remove(path);
     }
 
     /// "METHOD path" of the requests so far whose line contains this.
     pub fn requests(&self, part: &str) -> Vec<(String, Value)> {
-        self.state.lock().unwrap().log.iter().filter(|(line, _)| line.contains(part)).cloned().collect()
+        self.state.lock().log.iter().filter(|(line, _)| line.contains(part)).cloned().collect()
     }
 
     /// Objects below a path.
     pub fn list(&self, path: &str) -> Vec<Value> {
-        let state = self.state.lock().unwrap();
+        let state = self.state.lock();
         state.objects.iter().filter(|(key, _)| key.starts_with(path)).map(|(_, value)| value.clone()).collect()
     }
 
@@ -131,7 +132,7 @@ impl Api {
         let body: Value = serde_json::from_slice(&body).unwrap_or_default();
         let line = format!("{} {}", head.method, head.uri.path());
         let fault = {
-            let mut state = self.state.lock().unwrap();
+            let mut state = self.state.lock();
             state.log.push((line.clone(), body.clone()));
             let rule = state.rules.iter_mut().find(|rule| rule.times > 0 && line.contains(&rule.part));
             rule.map(|rule| {
@@ -159,7 +160,7 @@ impl Api {
     }
 
     fn carry_out(&self, method: &Method, path: &str, mut body: Value) -> (u16, Value) {
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.state.lock();
         state.version += 1;
         let version = json!(state.version.to_string());
         if *method == Method::POST {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use bulkhead_ipc::client::Link;
 use bulkhead_ipc::common::process_server::{Process as ProcessApi, ProcessServer};
@@ -19,6 +19,7 @@ use bulkhead_ipc::syncd::pods_server::{Pods, PodsServer};
 use bulkhead_ipc::syncd::*;
 use bulkhead_types::Process;
 use futures_util::Stream;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
@@ -111,7 +112,7 @@ impl Syncd {
         }
         std::fs::remove_file(self.socket()).unwrap();
         {
-            let mut world = self.world.lock().unwrap();
+            let mut world = self.world.lock();
             world.epoch += 1;
             world.seq = 0;
             world.pods.clear();
@@ -129,7 +130,7 @@ impl Syncd {
 
     fn change(&self, f: impl FnOnce(&mut World, u64)) {
         {
-            let mut world = self.world.lock().unwrap();
+            let mut world = self.world.lock();
             world.seq += 1;
             let seq = world.seq;
             f(&mut world, seq);
@@ -155,7 +156,7 @@ impl Syncd {
 
     /// Streams of the node that were begun in all its lives.
     pub fn node_streams(&self) -> usize {
-        self.world.lock().unwrap().node_streams
+        self.world.lock().node_streams
     }
 
     pub fn event(&self, mut event: Event) {
@@ -189,7 +190,7 @@ impl Service {
                         changed = changed.changed() => changed.ok()?,
                         () = stop.cancelled() => return None,
                     }
-                    let (seq, found) = find(&world.lock().unwrap(), at);
+                    let (seq, found) = find(&world.lock(), at);
                     at = Some(seq);
                     batch = found.into_iter();
                 }
@@ -201,7 +202,7 @@ impl Service {
 #[tonic::async_trait]
 impl ProcessApi for Service {
     async fn hello(&self, _: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
-        let epoch = self.world.lock().unwrap().epoch;
+        let epoch = self.world.lock().epoch;
         Ok(Response::new(HelloReply { epoch, ready: true, ..Default::default() }))
     }
     async fn privileges(&self, _: Request<PrivilegesRequest>) -> Result<Response<PrivilegesReply>, Status> {
@@ -223,7 +224,7 @@ impl Pods for Service {
     }
     type WatchStream = Answer<PodUpdate>;
     async fn watch(&self, request: Request<WatchPodsRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        let epoch = self.world.lock().unwrap().epoch;
+        let epoch = self.world.lock().epoch;
         let start = request.into_inner().cursor.filter(|c| c.epoch == epoch).map(|c| c.seq);
         let stream = self.stream(start, move |world, at| {
             let update = |seq, update| PodUpdate { cursor: Some(Cursor { epoch, seq }), update: Some(update) };
@@ -250,7 +251,7 @@ impl Pods for Service {
 impl Events for Service {
     type WatchStream = Answer<Event>;
     async fn watch(&self, request: Request<WatchEventsRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        let epoch = self.world.lock().unwrap().epoch;
+        let epoch = self.world.lock().epoch;
         let start = request.into_inner().cursor.filter(|c| c.epoch == epoch).map_or(0, |c| c.seq);
         let stream = self.stream(Some(start), |world, at| {
             let at = usize::try_from(at.unwrap()).unwrap();
@@ -263,11 +264,11 @@ impl Events for Service {
 #[tonic::async_trait]
 impl Node for Service {
     async fn get(&self, _: Request<GetNodeRequest>) -> Result<Response<NodeState>, Status> {
-        Ok(Response::new(self.world.lock().unwrap().node.clone()))
+        Ok(Response::new(self.world.lock().node.clone()))
     }
     type WatchStream = Answer<NodeState>;
     async fn watch(&self, _: Request<WatchNodeRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        self.world.lock().unwrap().node_streams += 1;
+        self.world.lock().node_streams += 1;
         Ok(Response::new(self.stream(None, |world, _| (0, vec![world.node.clone()]))))
     }
 }

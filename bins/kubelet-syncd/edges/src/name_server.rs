@@ -2,9 +2,11 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::resolver::Resolver;
 
@@ -22,7 +24,7 @@ impl NameServer {
     pub(crate) fn resolver(&self) -> Resolver {
         let this = self.clone();
         Resolver::new(move |name| {
-            this.asked.lock().unwrap().push(name.to_owned());
+            this.asked.lock().push(name.to_owned());
             while name.starts_with("silent") && !this.answers.load(Ordering::Relaxed) {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -31,7 +33,7 @@ impl NameServer {
     }
 
     pub(crate) fn asked(&self) -> Vec<String> {
-        let mut asked = self.asked.lock().unwrap().clone();
+        let mut asked = self.asked.lock().clone();
         asked.sort();
         asked
     }

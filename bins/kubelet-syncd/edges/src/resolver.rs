@@ -7,8 +7,9 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, ToSocketAddrs as _};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 /// Lookups at a time, each on a thread.
@@ -80,7 +81,7 @@ impl Resolver {
 
     fn under_way(&self) -> MutexGuard<'_, HashMap<String, UnderWay>> {
         // Plain data, valid at every step.
-        self.0.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.under_way.lock()
     }
 
     /// See [`lookup`].

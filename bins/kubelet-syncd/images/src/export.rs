@@ -166,8 +166,9 @@ mod tests {
     use bulkhead_ipc::broker::BrokerRequest;
     use jiff::Timestamp;
     use kubelet_edges::fixtures::broker_at;
-    use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, Ordering};
+
+    use parking_lot::Mutex;
 
     const IMAGE: &str = "r.test/team/app:1";
     const ID: &str = "sha256:aaaa";
@@ -192,7 +193,7 @@ mod tests {
 
     impl RecordStore for Disk {
         fn save(&self, records: &PullRecords) -> Result<(), RecordStoreError> {
-            *self.0.lock().unwrap() = serde_json::to_vec(records).unwrap();
+            *self.0.lock() = serde_json::to_vec(records).unwrap();
             Ok(())
         }
     }
@@ -206,7 +207,7 @@ mod tests {
         if is_away.load(Ordering::Relaxed) {
             return Err(tonic::Status::unavailable("away"));
         }
-        let mut files = files.lock().unwrap();
+        let mut files = files.lock();
         if let BrokerRequest::PutState(KIND, fd) = request {
             let bytes = memfd::read_sealed(&fd, BYTES_MAX).unwrap();
             let put = ImagePullRecordFiles::decode(&*bytes).unwrap().files;
@@ -245,7 +246,7 @@ mod tests {
         }
 
         fn kept(&self) -> PullRecords {
-            serde_json::from_slice(&self.disk.0.lock().unwrap()).unwrap_or_default()
+            serde_json::from_slice(&self.disk.0.lock()).unwrap_or_default()
         }
 
         /// The next process.
@@ -275,7 +276,7 @@ mod tests {
         }
 
         fn names(&self) -> Vec<FileId> {
-            self.files.lock().unwrap().keys().cloned().collect()
+            self.files.lock().keys().cloned().collect()
         }
     }
 
@@ -286,16 +287,16 @@ mod tests {
         machine.pull().await;
         assert_eq!(machine.names(), [FileId::pulled(ID)]);
         assert_eq!(machine.anybody(), PullDecision::MustPull);
-        let moved = std::mem::take(&mut *machine.files.lock().unwrap());
+        let moved = std::mem::take(&mut *machine.files.lock());
         let (images, mut export) = machine.start().await;
         assert_eq!(machine.anybody(), PullDecision::Allowed);
         export.write(&images).await.unwrap();
         assert_eq!(machine.names(), []);
-        *machine.files.lock().unwrap() = moved.clone();
+        *machine.files.lock() = moved.clone();
         let (images, mut export) = machine.start().await;
         assert_eq!(machine.anybody(), PullDecision::MustPull);
         export.write(&images).await.unwrap();
-        assert_eq!(*machine.files.lock().unwrap(), moved);
+        assert_eq!(*machine.files.lock(), moved);
     }
 
     #[tokio::test]
@@ -326,8 +327,8 @@ mod tests {
         let machine = Machine::new();
         machine.pull().await;
         let others = FileId::pulled("sha256:bbbb");
-        machine.files.lock().unwrap().clear();
-        machine.files.lock().unwrap().insert(others.clone(), Some(b"not understood".to_vec()));
+        machine.files.lock().clear();
+        machine.files.lock().insert(others.clone(), Some(b"not understood".to_vec()));
         machine.is_away.store(true, Ordering::Relaxed);
         let (images, mut export) = machine.start().await;
         assert_eq!(machine.anybody(), PullDecision::MustPull);
@@ -349,7 +350,7 @@ mod tests {
         let (images, mut export) = machine.start().await;
         export.write(&images).await.unwrap();
         assert_eq!(machine.names().len(), 2 * FILES_AT_ONCE + 1);
-        machine.files.lock().unwrap().clear();
+        machine.files.lock().clear();
         export.write(&images).await.unwrap();
         assert_eq!(machine.names(), [], "there is nothing new to write");
     }

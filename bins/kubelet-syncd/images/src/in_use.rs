@@ -6,8 +6,9 @@
 //! comes second sees the other.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use kubelet_model::pod::image_reference::ImageName;
@@ -76,17 +77,13 @@ impl ImagesInUse {
         (self.clock)()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Somebody is going to look for an image, and to pull it perhaps. Waits for the end of a removal of it.
     pub async fn look(&self, name: &str) -> Look {
         let name = in_full(name);
         loop {
             let ended = self.ended.notified();
             {
-                let mut state = self.state();
+                let mut state = self.state.lock();
                 if !state.is_being_removed(&name) {
                     *state.names.entry(name.clone()).or_default() += 1;
                     state.looks += 1;
@@ -103,7 +100,7 @@ impl ImagesInUse {
     pub fn remove<'a>(&self, id: &'a str, names: impl Iterator<Item = &'a str>) -> Option<Removal> {
         // A pod may name an image by its id, too.
         let names: Vec<String> = names.chain([id]).map(in_full).collect();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let is_used = state.ids.contains_key(id) || names.iter().any(|name| state.names.contains_key(name));
         if is_used {
             return None;
@@ -116,25 +113,25 @@ impl ImagesInUse {
 
     /// Whether a start or a pull uses it.
     pub fn is_used<'a>(&self, id: &'a str, names: impl Iterator<Item = &'a str>) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         state.ids.contains_key(id) || names.chain([id]).any(|name| state.names.contains_key(&in_full(name)))
     }
 
     /// When a start or a pull used it last, milliseconds since boot; 0: not in the life of this process.
     pub fn last_used(&self, id: &str) -> u64 {
-        self.state().last_used.get(id).copied().unwrap_or(0)
+        self.state.lock().last_used.get(id).copied().unwrap_or(0)
     }
 
     /// Images that are not there any more are forgotten.
     pub fn retain(&self, is_there: impl Fn(&str) -> bool) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let State { last_used, ids, .. } = &mut *state;
         last_used.retain(|id, _| is_there(id) || ids.contains_key(id));
     }
 
     fn note_use(&self, id: &str) {
         let now = (self.clock)();
-        self.state().last_used.insert(id.to_owned(), now);
+        self.state.lock().last_used.insert(id.to_owned(), now);
     }
 }
 
@@ -158,7 +155,7 @@ impl Look {
     /// It was removed since, or is being removed, under a name that this look did not have: look again.
     pub fn hold(&self, id: &str) -> Result<ImageHold, Removed> {
         {
-            let mut state = self.images.state();
+            let mut state = self.images.state.lock();
             if state.is_being_removed(id) || state.removed.get(id).is_some_and(|number| *number > self.since) {
                 return Err(Removed);
             }
@@ -171,7 +168,7 @@ impl Look {
 
 impl Drop for Look {
     fn drop(&mut self) {
-        let mut state = self.images.state();
+        let mut state = self.images.state.lock();
         take_one(&mut state.names, &self.name);
         state.looks = state.looks.saturating_sub(1);
         if state.looks == 0 {
@@ -189,7 +186,7 @@ pub struct ImageHold {
 
 impl Drop for ImageHold {
     fn drop(&mut self) {
-        take_one(&mut self.images.state().ids, &self.id);
+        take_one(&mut self.images.state.lock().ids, &self.id);
         self.images.note_use(&self.id);
     }
 }
@@ -204,7 +201,7 @@ pub struct Removal {
 impl Drop for Removal {
     fn drop(&mut self) {
         {
-            let mut state = self.images.state();
+            let mut state = self.images.state.lock();
             if let Some((id, _)) = state.removing.remove(&self.number) {
                 state.last_used.remove(&id);
                 if state.looks > 0 {

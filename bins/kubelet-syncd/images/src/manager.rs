@@ -3,11 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_cri::{CriClient, CriError, v1};
 use bulkhead_types::{GoDuration, PodUid, TokenBucket};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::debug;
@@ -270,7 +271,7 @@ impl<S: ImageService> ImageManager<S> {
         self.policy = policy;
         self.store = Some(store);
         self.count_records(&records);
-        self.state.get_mut().unwrap_or_else(PoisonError::into_inner).records = records;
+        self.state.get_mut().records = records;
         self
     }
 
@@ -278,14 +279,14 @@ impl<S: ImageService> ImageManager<S> {
     #[must_use]
     pub fn with_back_off(self, store: Arc<dyn BackOffStore>, boot_id: &str, saved: Option<Saved>) -> Self {
         if let Some(saved) = saved {
-            self.state().back_off.restore(saved, boot_id, Instant::now(), self.in_use.now());
+            self.state.lock().back_off.restore(saved, boot_id, Instant::now(), self.in_use.now());
         }
         ImageManager { back_off_store: Some((store, boot_id.to_owned())), ..self }
     }
 
     /// Pulls that have not ended, and those that have to wait after a failure.
     pub fn pulls(&self) -> (Vec<Pull>, Vec<HeldBack>) {
-        (self.queue.pulls(), self.state().back_off.held_back(Instant::now()))
+        (self.queue.pulls(), self.state.lock().back_off.held_back(Instant::now()))
     }
 
     /// The same manager, counting what it does.
@@ -328,7 +329,7 @@ impl<S: ImageService> ImageManager<S> {
 
     /// Records of images that are gone go; `until`: when the list of images was asked for.
     pub async fn prune(&self, is_there: impl Fn(&str) -> bool, until: jiff::Timestamp) {
-        let changed = self.state().records.prune(is_there, until);
+        let changed = self.state.lock().records.prune(is_there, until);
         if changed && let Err(error) = self.save_records().await {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
@@ -409,7 +410,7 @@ impl<S: ImageService> ImageManager<S> {
         }
         self.take_stock().await;
         let look = |sources: Option<&[Source]>| {
-            self.state().records.look(&self.policy, image, id, sources, jiff::Timestamp::now())
+            self.state.lock().records.look(&self.policy, image, id, sources, jiff::Timestamp::now())
         };
         let mut verdict = look(None);
         if verdict == PullDecision::AskCredentials {
@@ -430,7 +431,7 @@ impl<S: ImageService> ImageManager<S> {
     /// Compares the records with what the runtime has: once, and after pulls that nobody waited for to the end.
     async fn take_stock(&self) {
         let abandoned = {
-            let state = self.state();
+            let state = self.state.lock();
             if state.stock_taken == Some(state.abandoned) {
                 return;
             }
@@ -443,7 +444,7 @@ impl<S: ImageService> ImageManager<S> {
                     (image.id.as_str(), names)
                 });
                 let changed = {
-                    let mut state = self.state();
+                    let mut state = self.state.lock();
                     let before = state.records.clone();
                     state.records.take_stock(images, jiff::Timestamp::now());
                     state.stock_taken = Some(abandoned);
@@ -468,7 +469,7 @@ impl<S: ImageService> ImageManager<S> {
     /// What was learned is not kept over a restart.
     pub async fn take_files(&self, files: &Files) -> Result<BTreeSet<FileId>, RecordStoreError> {
         let (not_understood, changed) = {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             let before = state.records.clone();
             (state.records.take_files(files), state.records != before)
         };
@@ -481,7 +482,7 @@ impl<S: ImageService> ImageManager<S> {
 
     /// Upstream's files as they are to be.
     pub fn files(&self) -> Files {
-        self.state().records.files()
+        self.state.lock().records.files()
     }
 
     /// Notes which of upstream's files stand there. That one does may be noted late: until then its record outlives it.
@@ -489,7 +490,7 @@ impl<S: ImageService> ImageManager<S> {
     /// # Errors
     /// It is not kept over a restart yet.
     pub async fn files_stand(&self, files: &BTreeSet<FileId>) -> Result<(), RecordStoreError> {
-        if self.state().records.files_stand(files) {
+        if self.state.lock().records.files_stand(files) {
             self.record_writes.changed();
         }
         self.settle_records().await
@@ -500,7 +501,7 @@ impl<S: ImageService> ImageManager<S> {
     /// # Errors
     /// They are not to be removed yet.
     pub async fn files_go(&self, files: &BTreeSet<FileId>) -> Result<(), RecordStoreError> {
-        if self.state().records.files_go(files) {
+        if self.state.lock().records.files_go(files) {
             self.record_writes.changed();
         }
         // Also where nothing is noted any more: what said so may not have been written.
@@ -522,11 +523,11 @@ impl<S: ImageService> ImageManager<S> {
     async fn settle_records(&self) -> Result<(), RecordStoreError> {
         let Some(store) = &self.store else { return Ok(()) };
         let snapshot = || {
-            let (records, store) = (self.state().records.clone(), store.clone());
+            let (records, store) = (self.state.lock().records.clone(), store.clone());
             move || store.save(&records)
         };
         self.record_writes.settle(snapshot).await?;
-        self.count_records(&self.state().records);
+        self.count_records(&self.state.lock().records);
         Ok(())
     }
 
@@ -534,7 +535,7 @@ impl<S: ImageService> ImageManager<S> {
     async fn save_back_off(&self) {
         let Some((store, boot_id)) = &self.back_off_store else { return };
         let snapshot = || {
-            let saved = self.state().back_off.saved(boot_id, Instant::now(), self.in_use.now());
+            let saved = self.state.lock().back_off.saved(boot_id, Instant::now(), self.in_use.now());
             let store = store.clone();
             move || {
                 store.save(&saved);
@@ -559,7 +560,7 @@ impl<S: ImageService> ImageManager<S> {
         let is_on = self.notes_pulls();
         let intent = Intent { manager: self, image, is_open: is_on };
         if is_on {
-            self.state().records.intend(image);
+            self.state.lock().records.intend(image);
             self.save_records().await?;
         }
         Ok(intent)
@@ -575,11 +576,7 @@ impl<S: ImageService> ImageManager<S> {
 
     /// Forgets back-offs that have run out long ago.
     pub fn collect_garbage(&self) {
-        self.state().back_off.collect_garbage(Instant::now());
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().back_off.collect_garbage(Instant::now());
     }
 
     async fn present(&self, spec: &v1::ImageSpec) -> Result<Option<v1::Image>, CriError> {
@@ -598,7 +595,7 @@ impl<S: ImageService> ImageManager<S> {
         let image = request.image;
         let key = Key { pod_uid: request.pod_uid.to_string(), image: image.to_owned() };
         let refusal = {
-            let (state, now) = (self.state(), Instant::now());
+            let (state, now) = (self.state.lock(), Instant::now());
             state.back_off.refusal(&key, now).map(|last| (last.to_owned(), state.back_off.until(&key, now)))
         };
         if let Some((last, retry_at)) = refusal {
@@ -637,7 +634,7 @@ impl<S: ImageService> ImageManager<S> {
                 events.event(EventType::Warning, "Failed", &format!("Failed to pull image {image:?}: {text}"));
                 let (reason, message) = classify(image, text);
                 let retry_at = {
-                    let (mut state, now) = (self.state(), Instant::now());
+                    let (mut state, now) = (self.state.lock(), Instant::now());
                     state.back_off.failed(key.clone(), format!("{reason}: {message}"), now);
                     state.back_off.until(&key, now)
                 };
@@ -671,7 +668,7 @@ impl<S: ImageService> ImageManager<S> {
         let started = Instant::now();
         // Once for all credentials (upstream `pkg/kubelet/images/helpers.go`, throttledImageService).
         let may_pull = |(bucket, began): &mut (TokenBucket, Instant)| bucket.try_take(started.duration_since(*began));
-        if !self.state().bucket.as_mut().is_none_or(may_pull) {
+        if !self.state.lock().bucket.as_mut().is_none_or(may_pull) {
             return Err("pull QPS exceeded".to_owned());
         }
         let mut failures: Vec<String> = Vec::new();
@@ -737,7 +734,7 @@ impl<S: ImageService> Intent<'_, S> {
             return;
         }
         self.is_open = false;
-        self.manager.state().records.ended(self.image, pulled, jiff::Timestamp::now());
+        self.manager.state.lock().records.ended(self.image, pulled, jiff::Timestamp::now());
         if let Err(error) = self.manager.save_records().await {
             // What is on the disk says that a pull began: the next process will ask for credentials.
             tracing::warn!(error = &error as &dyn std::error::Error, "failed to save the end of an image pull");
@@ -748,7 +745,7 @@ impl<S: ImageService> Intent<'_, S> {
 impl<S> Drop for Intent<'_, S> {
     fn drop(&mut self) {
         if self.is_open {
-            let mut state = self.manager.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.manager.state.lock();
             state.records.abandoned(self.image);
             state.abandoned += 1;
         }

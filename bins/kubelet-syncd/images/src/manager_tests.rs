@@ -1,11 +1,12 @@
 //! The image manager against a service that answers from a list, on a paused clock.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_cri::{Code, CriError, v1};
 use bulkhead_types::PodUid;
+use parking_lot::Mutex;
 use proptest::prelude::*;
 
 use super::in_use::{ImageHold, ImagesInUse};
@@ -32,37 +33,37 @@ impl ImageService for Arc<Registry> {
             return Err(error(Code::Unavailable, "no runtime"));
         }
         let name = request.image.unwrap().image;
-        let there = self.present.lock().unwrap().contains(&name);
+        let there = self.present.lock().contains(&name);
         let image = there.then(|| v1::Image { id: format!("sha256:{name}"), size: 4711, ..Default::default() });
         Ok(v1::ImageStatusResponse { image, ..Default::default() })
     }
 
     async fn list_images(&self) -> Result<v1::ListImagesResponse, CriError> {
-        *self.lists.lock().unwrap() += 1;
+        *self.lists.lock() += 1;
         let image = |name: &String| v1::Image {
             id: format!("sha256:{name}"),
             repo_tags: vec![name.clone()],
             ..Default::default()
         };
-        let images = self.present.lock().unwrap().iter().map(image).collect();
+        let images = self.present.lock().iter().map(image).collect();
         tokio::time::sleep(self.list_takes).await;
         Ok(v1::ListImagesResponse { images })
     }
 
     async fn pull_image(&self, request: v1::PullImageRequest) -> Result<v1::PullImageResponse, CriError> {
         {
-            let mut running = self.running.lock().unwrap();
+            let mut running = self.running.lock();
             running.0 += 1;
             running.1 = running.1.max(running.0);
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
-        self.running.lock().unwrap().0 -= 1;
+        self.running.lock().0 -= 1;
         let name = request.image.clone().unwrap().image;
-        self.pulls.lock().unwrap().push(request);
-        if let Some((code, text)) = self.failures.lock().unwrap().pop_front() {
+        self.pulls.lock().push(request);
+        if let Some((code, text)) = self.failures.lock().pop_front() {
             return Err(error(code, text));
         }
-        self.present.lock().unwrap().push(name.clone());
+        self.present.lock().push(name.clone());
         Ok(v1::PullImageResponse { image_ref: format!("sha256:{name}") })
     }
 }
@@ -117,13 +118,13 @@ impl Bench {
             sandbox_config: None,
         };
         let events = |kind: EventType, reason: &'static str, message: &str| {
-            self.events.lock().unwrap().push(format!("{kind:?} {reason} {message}"));
+            self.events.lock().push(format!("{kind:?} {reason} {message}"));
         };
         self.manager.ensure_image_exists(request, &Fixed(&self.credentials), &events).await
     }
 
     fn events(&self) -> Vec<String> {
-        std::mem::take(&mut self.events.lock().unwrap())
+        std::mem::take(&mut self.events.lock())
     }
 }
 
@@ -139,9 +140,9 @@ async fn present_images_are_used_as_they_are() {
     }
     let image = bench.ensure("app", PullPolicy::IfNotPresent).await.unwrap();
     assert_eq!((image.id.as_str(), image.name.as_str()), ("sha256:app:latest", "app:latest"));
-    assert!(bench.registry.pulls.lock().unwrap().is_empty());
+    assert!(bench.registry.pulls.lock().is_empty());
     bench.ensure("busybox:1", PullPolicy::Always).await.unwrap();
-    assert_eq!(bench.registry.pulls.lock().unwrap().len(), 1);
+    assert_eq!(bench.registry.pulls.lock().len(), 1);
 }
 
 /// Garbage collection takes nothing from a start, nor from a pull, and a start that comes while its image goes pulls it again.
@@ -166,11 +167,11 @@ async fn starts_and_removals_see_each_other() {
     let start = bench.hold("busybox:1", PullPolicy::IfNotPresent);
     tokio::pin!(start);
     assert!(tokio::time::timeout(Duration::from_secs(60), &mut start).await.is_err(), "it waits");
-    bench.registry.present.lock().unwrap().clear();
-    let pulls = bench.registry.pulls.lock().unwrap().len();
+    bench.registry.present.lock().clear();
+    let pulls = bench.registry.pulls.lock().len();
     drop(removal);
     assert!(start.await.is_ok());
-    assert_eq!(bench.registry.pulls.lock().unwrap().len(), pulls + 1, "and pulls it anew");
+    assert_eq!(bench.registry.pulls.lock().len(), pulls + 1, "and pulls it anew");
 }
 
 #[tokio::test(start_paused = true)]
@@ -219,7 +220,7 @@ async fn a_failed_pull_and_its_back_off_word_for_word() {
          Image size: 4711 bytes."
         ]
     );
-    let pull = bench.registry.pulls.lock().unwrap().last().cloned().unwrap();
+    let pull = bench.registry.pulls.lock().last().cloned().unwrap();
     assert_eq!(pull.image.unwrap().annotations, BTreeMap::from([("note".to_owned(), "n".to_owned())]));
 }
 
@@ -269,7 +270,7 @@ async fn credentials_are_tried_in_order() {
     let error = bench.ensure("x:1", PullPolicy::Always).await.unwrap_err();
     assert_eq!(error.message, "[denied, late]");
     bench.ensure("y:1", PullPolicy::Always).await.unwrap();
-    let users: Vec<_> = bench.registry.pulls.lock().unwrap().iter().map(|p| p.auth.clone().unwrap().username).collect();
+    let users: Vec<_> = bench.registry.pulls.lock().iter().map(|p| p.auth.clone().unwrap().username).collect();
     assert_eq!(users, ["a", "b", "c", "a"]);
 }
 
@@ -286,7 +287,7 @@ async fn one_at_a_time_a_few_or_all() {
         let pulls = names.iter().map(|name| bench.ensure(name, PullPolicy::IfNotPresent));
         let results = futures_util::future::join_all(pulls).await;
         assert!(results.iter().all(Result::is_ok));
-        assert_eq!(bench.registry.running.lock().unwrap().1, most, "{limits:?}");
+        assert_eq!(bench.registry.running.lock().1, most, "{limits:?}");
         if most == 1 {
             let last = bench.events().pop().unwrap();
             assert!(last.contains("in 1s (8s including waiting)"), "{last}");
@@ -336,11 +337,11 @@ struct Disk {
 impl RecordStore for Disk {
     fn save(&self, records: &PullRecords) -> Result<(), RecordStoreError> {
         std::thread::sleep(self.takes);
-        if *self.full.lock().unwrap() {
+        if *self.full.lock() {
             return Err(RecordStoreError(std::io::Error::other("no space")));
         }
-        *self.kept.lock().unwrap() = serde_json::to_vec(records).unwrap();
-        *self.writes.lock().unwrap() += 1;
+        *self.kept.lock() = serde_json::to_vec(records).unwrap();
+        *self.writes.lock() += 1;
         Ok(())
     }
 }
@@ -370,7 +371,7 @@ impl Checked {
     }
 
     fn restart(self) -> Self {
-        let records = serde_json::from_slice(&self.disk.kept.lock().unwrap()).unwrap();
+        let records = serde_json::from_slice(&self.disk.kept.lock()).unwrap();
         Checked::of(self.policy, self.bench.registry, self.disk, records)
     }
 
@@ -382,9 +383,9 @@ impl Checked {
             source: Some(Source::Secret(pull_records::Secret { owner: owner(name), hash: password.into() })),
         };
         self.bench.credentials = secret.into_iter().map(credential).collect();
-        let before = self.bench.registry.pulls.lock().unwrap().len();
+        let before = self.bench.registry.pulls.lock().len();
         self.bench.ensure("r.test/app:1", policy).await.map_err(|error| error.reason)?;
-        Ok(self.bench.registry.pulls.lock().unwrap().len() > before)
+        Ok(self.bench.registry.pulls.lock().len() > before)
     }
 }
 
@@ -409,13 +410,13 @@ async fn an_image_is_theirs_who_could_pull_it() {
         node.bench.events(),
         ["Warning ErrImageNeverPull Container image \"r.test/app:1\" is not present with pull policy of Never"]
     );
-    node.bench.registry.failures.lock().unwrap().push_back((Code::Unknown, "denied"));
+    node.bench.registry.failures.lock().push_back((Code::Unknown, "denied"));
     assert_eq!(node.pod(Some(("b", "guess")), IfNotPresent).await, Err(ImageErrorReason::ErrImagePull));
     tokio::time::advance(Duration::from_secs(300)).await;
     assert_eq!(node.pod(Some(("b", "q")), IfNotPresent).await, Ok(true));
     assert_eq!(node.pod(Some(("b", "q")), IfNotPresent).await, Ok(false));
     assert_eq!(node.pod(Some(("a", "p")), IfNotPresent).await, Ok(false));
-    assert_eq!(*node.bench.registry.lists.lock().unwrap(), 2, "once for each process");
+    assert_eq!(*node.bench.registry.lists.lock(), 2, "once for each process");
     // Pulled with no secret of anybody's, it is everybody's.
     assert_eq!(node.pod(None, PullPolicy::Always).await, Ok(true));
     assert_eq!(node.pod(None, Never).await, Ok(false));
@@ -428,7 +429,7 @@ async fn a_cancelled_pull_gives_no_pod_the_image() {
         tokio::time::timeout(Duration::from_millis(10), node.pod(Some(("a", "p")), PullPolicy::IfNotPresent)).await;
     assert!(cut.is_err());
     // The runtime went on with it.
-    node.bench.registry.present.lock().unwrap().push("r.test/app:1".to_owned());
+    node.bench.registry.present.lock().push("r.test/app:1".to_owned());
     for round in 0..2 {
         assert_eq!(node.pod(None, PullPolicy::Never).await, Err(ImageErrorReason::ErrImageNeverPull), "{round}");
         node = node.restart();
@@ -470,27 +471,27 @@ async fn an_image_that_comes_after_its_pull_was_cut_off_is_no_pods() {
     for _ in 0..3 {
         node.bench.ensure("busybox:1", PullPolicy::Never).await.unwrap();
     }
-    assert_eq!(*node.bench.registry.lists.lock().unwrap(), 1, "a pull that has left no image causes no further list");
+    assert_eq!(*node.bench.registry.lists.lock(), 1, "a pull that has left no image causes no further list");
     node = node.restart();
     node.bench.ensure("busybox:1", PullPolicy::Never).await.unwrap();
-    node.bench.registry.present.lock().unwrap().push("r.test/app:1".to_owned());
+    node.bench.registry.present.lock().push("r.test/app:1".to_owned());
     assert_eq!(node.pod(None, PullPolicy::Never).await, Err(ImageErrorReason::ErrImageNeverPull));
 }
 
 #[tokio::test(start_paused = true)]
 async fn nothing_is_pulled_that_cannot_be_noted() {
     let mut node = Checked::new(Policy::AlwaysVerify, &[]);
-    *node.disk.full.lock().unwrap() = true;
+    *node.disk.full.lock() = true;
     let error = node.bench.ensure("r.test/app:1", PullPolicy::Always).await.unwrap_err();
     assert_eq!(
         error.message,
         "Failed to record image pull intent for container image \"r.test/app:1\": failed to record image pull intent"
     );
-    assert!(node.bench.registry.pulls.lock().unwrap().is_empty());
-    *node.disk.full.lock().unwrap() = false;
+    assert!(node.bench.registry.pulls.lock().is_empty());
+    *node.disk.full.lock() = false;
     assert_eq!(node.pod(None, PullPolicy::IfNotPresent).await, Ok(true));
     let mut off = Checked::new(Policy::Off, &[]);
-    *off.disk.full.lock().unwrap() = true;
+    *off.disk.full.lock() = true;
     assert_eq!(off.pod(Some(("a", "p")), PullPolicy::IfNotPresent).await, Ok(true));
     assert_eq!(off.pod(None, PullPolicy::Never).await, Ok(false), "without the gate nothing is noted or asked");
 }
@@ -506,12 +507,12 @@ async fn pulls_that_come_together_are_noted_together() {
     let manager = manager.with_records(policy, PullRecords::default(), disk.clone());
     let bench = Bench { manager, registry, events: Mutex::default(), credentials: Vec::new() };
     bench.ensure("r.test/alone:1", PullPolicy::Always).await.unwrap();
-    assert_eq!(*disk.writes.lock().unwrap(), 2);
+    assert_eq!(*disk.writes.lock(), 2);
     let names: Vec<String> = (0..8).map(|n| format!("r.test/app:{n}")).collect();
     let pulls = names.iter().map(|name| bench.ensure(name, PullPolicy::Always));
     assert!(futures_util::future::join_all(pulls).await.iter().all(Result::is_ok));
-    assert!(*disk.writes.lock().unwrap() < 2 + 8, "{}", disk.writes.lock().unwrap());
-    let kept: PullRecords = serde_json::from_slice(&disk.kept.lock().unwrap()).unwrap();
+    assert!(*disk.writes.lock() < 2 + 8, "{}", disk.writes.lock());
+    let kept: PullRecords = serde_json::from_slice(&disk.kept.lock()).unwrap();
     assert_eq!(kept.counts(), (0, 9));
 }
 
@@ -535,7 +536,7 @@ async fn all_credentials_of_a_pull_count_once() {
         |user: &str| Credential { auth: v1::AuthConfig { username: user.into(), ..Default::default() }, source: None };
     bench.credentials = ["a", "b", "c"].map(auth).into();
     assert!(bench.ensure("x:1", PullPolicy::Always).await.is_ok());
-    assert_eq!(bench.registry.pulls.lock().unwrap().len(), 3);
+    assert_eq!(bench.registry.pulls.lock().len(), 3);
 }
 
 #[test]

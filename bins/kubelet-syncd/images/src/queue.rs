@@ -2,9 +2,10 @@
 //! a slow one holds up no other's (docs/decisions/0082-pulls.md). No I/O.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use kubelet_model::pod::image_reference::ImageName;
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -92,15 +93,11 @@ impl PullQueue {
         PullQueue(Arc::new(Mutex::new(State { each: each.map(|each| each.max(1)), ids: 0, entries: Vec::new() })))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Waits for a turn, which ends when it is dropped.
     pub async fn turn(&self, of: Subject) -> Turn {
         let (wake, woken) = oneshot::channel();
         let turn = {
-            let mut state = self.state();
+            let mut state = self.0.lock();
             state.ids += 1;
             let (id, now) = (state.ids, Instant::now());
             let (registry, pull) = (of.registry(), Pull { of, queued: now, began: None });
@@ -115,7 +112,7 @@ impl PullQueue {
 
     /// All that have not ended, in the order in which they came.
     pub fn pulls(&self) -> Vec<Pull> {
-        self.state().entries.iter().map(|entry| entry.pull.clone()).collect()
+        self.0.lock().entries.iter().map(|entry| entry.pull.clone()).collect()
     }
 }
 
@@ -129,7 +126,7 @@ pub struct Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let mut state = self.queue.state();
+        let mut state = self.queue.0.lock();
         state.entries.retain(|entry| entry.id != self.id);
         state.next(Instant::now());
     }

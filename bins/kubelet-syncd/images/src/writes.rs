@@ -49,7 +49,8 @@ mod tests {
     use super::*;
     use futures_util::FutureExt as _;
     use std::io::Error;
-    use std::sync::Mutex as StdMutex;
+
+    use parking_lot::Mutex as StdMutex;
 
     /// A disk that nothing comes to while somebody is at its gate, and what was written to it.
     #[derive(Debug, Default)]
@@ -63,21 +64,21 @@ mod tests {
 
     impl Disk {
         async fn add(&self, entry: u32) -> Result<(), Error> {
-            self.memory.lock().unwrap().push(entry);
+            self.memory.lock().push(entry);
             self.writes.changed();
             self.settle().await
         }
 
         async fn settle(&self) -> Result<(), Error> {
             let snapshot = || {
-                let memory = self.memory.lock().unwrap().clone();
+                let memory = self.memory.lock().clone();
                 let (kept, fails, gate) = (self.kept.clone(), self.fails.clone(), self.gate.clone());
                 move || {
-                    drop(gate.lock().unwrap());
-                    if *fails.lock().unwrap() {
+                    drop(gate.lock());
+                    if *fails.lock() {
                         return Err(Error::other("no space"));
                     }
-                    kept.lock().unwrap().push(memory);
+                    kept.lock().push(memory);
                     Ok(())
                 }
             };
@@ -85,14 +86,14 @@ mod tests {
         }
 
         fn kept(&self) -> Vec<Vec<u32>> {
-            self.kept.lock().unwrap().clone()
+            self.kept.lock().clone()
         }
     }
 
     #[tokio::test]
     async fn changes_that_come_together_share_a_write() {
         let disk = Disk::default();
-        let gate = disk.gate.lock().unwrap();
+        let gate = disk.gate.lock();
         let mut all = futures_util::future::join_all((0..5).map(|entry| disk.add(entry)));
         assert!((&mut all).now_or_never().is_none());
         drop(gate);
@@ -105,7 +106,7 @@ mod tests {
     #[tokio::test]
     async fn a_write_that_nobody_waits_for_is_not_overtaken() {
         let disk = Disk::default();
-        let gate = disk.gate.lock().unwrap();
+        let gate = disk.gate.lock();
         assert!(disk.add(1).now_or_never().is_none());
         let second = disk.add(2);
         tokio::pin!(second);
@@ -118,10 +119,10 @@ mod tests {
     #[tokio::test]
     async fn what_could_not_be_written_is_tried_again() {
         let disk = Disk::default();
-        *disk.fails.lock().unwrap() = true;
+        *disk.fails.lock() = true;
         assert!(disk.add(1).await.is_err());
         assert!(disk.settle().await.is_err());
-        *disk.fails.lock().unwrap() = false;
+        *disk.fails.lock() = false;
         disk.settle().await.unwrap();
         assert_eq!(disk.kept(), [vec![1]]);
     }

@@ -4,8 +4,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::SystemTime;
+
+use parking_lot::Mutex;
 
 use crate::v1::Pod;
 use bulkhead_types::{ContainerId, PodUid, SandboxId};
@@ -102,48 +104,44 @@ struct Kept {
 }
 
 impl FakeObjects {
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.0.lock().unwrap()
-    }
-
     pub fn put_config_map(&self, name: &str, data: &[(&str, &str)]) {
         let data: BTreeMap<String, String> = data.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
         let map = ConfigMap { data: Some(data), ..Default::default() };
-        self.kept().config_maps.insert(name.to_owned(), Arc::new(map));
+        self.0.lock().config_maps.insert(name.to_owned(), Arc::new(map));
     }
 
     pub fn put_secret(&self, name: &str, data: &[(&str, &[u8])]) {
         let data = data.iter().map(|(k, v)| ((*k).to_owned(), ByteString(v.to_vec()))).collect();
-        self.kept().secrets.insert(name.to_owned(), Arc::new(Secret { data: Some(data), ..Default::default() }));
+        self.0.lock().secrets.insert(name.to_owned(), Arc::new(Secret { data: Some(data), ..Default::default() }));
     }
 
     pub fn put_handler(&self, class: &str, handler: &str) {
-        self.kept().handlers.insert(class.to_owned(), handler.to_owned());
+        self.0.lock().handlers.insert(class.to_owned(), handler.to_owned());
     }
 
     pub fn put_token(&self, token: &str) {
-        self.kept().token = Some(token.to_owned());
+        self.0.lock().token = Some(token.to_owned());
     }
 
     pub fn put_services(&self, services: &[Service]) {
-        self.kept().services = services.to_vec();
+        self.0.lock().services = services.to_vec();
     }
 
     pub fn services_pending(&self) {
-        self.kept().services_pending = true;
+        self.0.lock().services_pending = true;
     }
 
     pub fn silence(&self, name: &str) {
-        self.kept().silent.insert(name.to_owned());
+        self.0.lock().silent.insert(name.to_owned());
     }
 
     pub fn set_away(&self, away: bool) {
-        self.kept().away = away;
+        self.0.lock().away = away;
     }
 
     /// What was asked for since the last time, in order.
     pub fn take_asked(&self) -> Vec<String> {
-        std::mem::take(&mut self.kept().asked)
+        std::mem::take(&mut self.0.lock().asked)
     }
 
     fn answer<T: Send + 'static>(
@@ -152,7 +150,7 @@ impl FakeObjects {
         name: &str,
         found: impl FnOnce(&Kept) -> Option<T>,
     ) -> BoxFuture<'static, Result<T, ObjectError>> {
-        let mut kept = self.kept();
+        let mut kept = self.0.lock();
         kept.asked.push(format!("{kind} {name}"));
         if kept.silent.contains(name) {
             return Box::pin(std::future::pending());
@@ -205,7 +203,7 @@ impl Objects for FakeObjects {
     }
 
     fn runtime_handler(&self, class: &str) -> Result<String, ObjectError> {
-        let kept = self.kept();
+        let kept = self.0.lock();
         match kept.handlers.get(class) {
             _ if class.is_empty() => Ok(String::new()),
             _ if kept.away => Err(ObjectError::Away("no route".to_owned())),
@@ -215,7 +213,7 @@ impl Objects for FakeObjects {
     }
 
     fn services(&self) -> KnownServices {
-        let kept = self.kept();
+        let kept = self.0.lock();
         KnownServices { services: kept.services.clone().into(), synced: !kept.services_pending }
     }
 

@@ -2,10 +2,11 @@
 //! writes it. (upstream `pkg/kubelet/container/cache.go`)
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bulkhead_cri::CriError;
 use bulkhead_types::{ContainerId, PodUid, SandboxId};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
@@ -208,7 +209,7 @@ pub struct PodCache {
 impl PodCache {
     fn inner(&self) -> MutexGuard<'_, Inner> {
         // A panic elsewhere cannot leave it half-written: no method panics between two writes.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// The newest known state; an empty one for a pod that the runtime does not have, without a uid where it was not listed yet.

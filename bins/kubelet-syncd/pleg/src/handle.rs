@@ -1,11 +1,12 @@
 //! The handle to the generator: what others ask of it and tell it, and whether it is healthy.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bulkhead_cri::CriClient;
 use bulkhead_types::{ContainerId, PodUid};
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
 use super::cache::{Busy, Making, PodCache};
@@ -13,7 +14,7 @@ use super::metrics::PlegMetrics;
 use super::options::PlegOptions;
 use super::relist::PodLifecycleEvent;
 use super::run::PlegTask;
-use super::shared::{PlegStats, Shared, lock};
+use super::shared::{PlegStats, Shared};
 
 /// Events waiting for a slow subscriber; upstream's capacity. Above it they are dropped and counted, the cache stays right, and
 /// the subscriber is told to look at their pods when it has room again.
@@ -70,7 +71,7 @@ impl Pleg {
     /// Events from now on. Each subscriber gets every event; one that falls [`SUBSCRIBER_CAPACITY`] behind loses some, and gets a
     /// `PodSync` of each of their pods when it has read on.
     pub fn subscribe(&self) -> mpsc::Receiver<PodLifecycleEvent> {
-        lock(&self.shared.subscribers).add(SUBSCRIBER_CAPACITY)
+        self.shared.subscribers.lock().add(SUBSCRIBER_CAPACITY)
     }
 
     pub fn cache(&self) -> Arc<PodCache> {
@@ -111,18 +112,18 @@ impl Pleg {
     /// # Errors
     /// With upstream's message when not.
     pub fn health(&self) -> Result<(), PlegUnhealthy> {
-        let last = *lock(&self.shared.last_list);
+        let last = *self.shared.last_list.lock();
         let elapsed = last.ok_or(PlegUnhealthy::NeverListed)?.elapsed();
         if elapsed > RELIST_THRESHOLD { Err(PlegUnhealthy::Stale { elapsed }) } else { Ok(()) }
     }
 
     /// Time since the last successful look at the runtime; None before the first.
     pub fn list_age(&self) -> Option<Duration> {
-        lock(&self.shared.last_list).map(|last| last.elapsed())
+        self.shared.last_list.lock().map(|last| last.elapsed())
     }
 
     pub fn stats(&self) -> PlegStats {
-        *lock(&self.shared.stats)
+        *self.shared.stats.lock()
     }
 
     /// An event stream stands and a list made after it was opened succeeded.

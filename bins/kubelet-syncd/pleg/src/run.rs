@@ -22,7 +22,7 @@ use super::metrics::PlegMetrics;
 use super::options::PlegOptions;
 use super::relist::{PodLifecycleEvent, PodLifecycleEventKind, states_of};
 use super::relist_time::Relists;
-use super::shared::{Shared, lock};
+use super::shared::Shared;
 use super::subscribers::room;
 use super::tracker::{BUSY_MAX, Tracker};
 use super::trust::Trust;
@@ -176,7 +176,7 @@ impl PlegTask {
                     None => std::future::pending().await,
                 }
             };
-            let behind = lock(&self.shared.subscribers).behind();
+            let behind = self.shared.subscribers.lock().behind();
             let done = async {
                 match self.work.is_empty() {
                     true => std::future::pending().await,
@@ -196,7 +196,7 @@ impl PlegTask {
                     }
                 }
                 () = asked(self.heartbeat.as_ref()) => {}
-                () = room(behind) => lock(&self.shared.subscribers).catch_up(),
+                () = room(behind) => self.shared.subscribers.lock().catch_up(),
                 () = timer => {}
             }
         }
@@ -299,7 +299,7 @@ impl PlegTask {
     /// `early`: containerd's own word, of which the CRI's event follows.
     fn on_event(&mut self, event: RuntimeEvent, early: bool) {
         let now = Instant::now();
-        lock(&self.shared.stats).runtime_events += 1;
+        self.shared.stats.lock().runtime_events += 1;
         if !early && self.trust.told() {
             info!("following the runtime's event stream");
         }
@@ -348,7 +348,7 @@ impl PlegTask {
         self.shared.connected.store(false, Ordering::Relaxed);
         self.picker.failed(source, unimplemented, now);
         {
-            let mut stats = lock(&self.shared.stats);
+            let mut stats = self.shared.stats.lock();
             stats.source = None;
             if !unimplemented {
                 stats.connection_errors += 1;
@@ -416,7 +416,7 @@ impl PlegTask {
 
     fn on_listed(&mut self, started: Instant, result: Result<Everything, CriError>, now: Instant) {
         self.listing = false;
-        lock(&self.shared.stats).relists += 1;
+        self.shared.stats.lock().relists += 1;
         let failed_before = std::mem::replace(&mut self.list_failed, result.is_err());
         match result {
             Err(error) => {
@@ -449,7 +449,7 @@ impl PlegTask {
                 {
                     info!(?source, "following the runtime's events");
                     self.trust.stands(SystemTime::now());
-                    lock(&self.shared.stats).source = Some(*source);
+                    self.shared.stats.lock().source = Some(*source);
                     self.metrics.connection_success.inc();
                     self.metrics.connection_latency.observe(now.duration_since(self.opened_at).as_secs_f64());
                 }
@@ -477,7 +477,7 @@ impl PlegTask {
             (states, answered)
         });
         {
-            let mut stats = lock(&self.shared.stats);
+            let mut stats = self.shared.stats.lock();
             stats.inspections += 1;
             stats.inspect_errors += u64::from(result.is_err());
         }
@@ -497,7 +497,7 @@ impl PlegTask {
         if outcome.missed > 0 {
             warn!(pod_uid = %uid, missed = outcome.missed, "relist found a change that the runtime's events had missed");
             self.metrics.events_missed.inc_by(outcome.missed as u64);
-            lock(&self.shared.stats).events_missed += outcome.missed as u64;
+            self.shared.stats.lock().events_missed += outcome.missed as u64;
             if self.trust.missed() {
                 self.relist_meanwhile(now);
             }
@@ -525,7 +525,7 @@ impl PlegTask {
     }
 
     fn seen(&self, at: Instant) {
-        *lock(&self.shared.last_list) = Some(at);
+        *self.shared.last_list.lock() = Some(at);
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64());
         self.metrics.last_seen.set(seconds.trunc());
     }
@@ -537,9 +537,9 @@ impl PlegTask {
         for event in &events {
             debug!(pod_uid = %event.uid, kind = ?event.kind, id = %event.id, "pod lifecycle event");
         }
-        let discarded = lock(&self.shared.subscribers).tell(&events);
+        let discarded = self.shared.subscribers.lock().tell(&events);
         self.metrics.discard_events.inc_by(discarded);
-        lock(&self.shared.stats).events_discarded += discarded;
+        self.shared.stats.lock().events_discarded += discarded;
     }
 }
 

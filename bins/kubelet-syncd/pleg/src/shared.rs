@@ -1,8 +1,9 @@
 //! What the task and the handles to it have in common: the pod cache, who hears of events, and what is counted.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -35,8 +36,4 @@ pub(super) struct Shared {
     pub last_list: Mutex<Option<Instant>>,
     pub listed_once: watch::Sender<bool>,
     pub connected: AtomicBool,
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,6 @@
 //! How many requests are answered: upstream's token bucket (`pkg/kubelet/apis/grpc`, `golang.org/x/time/rate`).
 
-use std::sync::{Mutex, PoisonError};
-
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tonic::Status;
 
@@ -48,7 +47,7 @@ impl Limiter {
     /// # Errors
     /// RESOURCE_EXHAUSTED, in upstream's words: too many requests.
     pub fn allow(&self) -> Result<(), Status> {
-        let mut bucket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bucket = self.0.lock();
         if bucket.take(Instant::now()) { Ok(()) } else { Err(Status::resource_exhausted("rejected by rate limit")) }
     }
 }

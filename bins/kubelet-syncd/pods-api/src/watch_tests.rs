@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
 use futures_util::FutureExt as _;
+use parking_lot::Mutex;
 
 use super::*;
 use crate::provider::Seen;
@@ -23,7 +23,7 @@ impl Shelf {
     }
 
     fn change(&self, uid: &str, seen: Option<Seen>) {
-        let mut pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pods = self.pods.lock();
         match seen {
             Some(seen) => drop(pods.0.insert(uid.to_owned(), seen)),
             None => drop(pods.0.remove(uid)),
@@ -35,16 +35,16 @@ impl Shelf {
 
 impl Providers for Shelf {
     fn uids(&self) -> Vec<String> {
-        let pods = self.pods.lock().unwrap();
+        let pods = self.pods.lock();
         pods.0.iter().filter(|(_, seen)| seen.pod.is_some()).map(|(uid, _)| uid.clone()).rev().collect()
     }
 
     fn pod(&self, uid: &str) -> Seen {
-        self.pods.lock().unwrap().0.get(uid).cloned().unwrap_or(Seen { pod: None, over: true })
+        self.pods.lock().0.get(uid).cloned().unwrap_or(Seen { pod: None, over: true })
     }
 
     fn since(&self, position: Option<u64>) -> (u64, Vec<String>) {
-        let pods = self.pods.lock().unwrap();
+        let pods = self.pods.lock();
         let from = usize::try_from(position.unwrap_or(0)).unwrap();
         (pods.1.len() as u64, pods.1[from..].to_vec())
     }

@@ -6,7 +6,7 @@
 //! does is asked by SelfSubjectAccessReview, so that no request is refused; nothing is asked before the first pod with a claim.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use bulkhead_apiclient::watch::{Change, Scope, watch};
@@ -18,6 +18,7 @@ use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessR
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::Api;
 use kube::api::PostParams;
+use parking_lot::Mutex;
 use tokio::sync::{Notify, broadcast};
 use tokio::task::AbortHandle;
 
@@ -108,10 +109,6 @@ impl ClaimWatches {
         Arc::new(ClaimWatches { client: client.clone(), state, changes, failed, begun })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The pod is wanted here. Must be called within a tokio runtime.
     pub fn register(self: &Arc<Self>, uid: &PodUid, pod: &Pod) {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
@@ -120,7 +117,7 @@ impl ClaimWatches {
         if keys.is_empty() {
             return;
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.users.insert(uid.clone(), keys.clone()) != Some(keys) {
             self.arrange(&mut state);
         }
@@ -129,7 +126,7 @@ impl ClaimWatches {
     }
 
     pub fn unregister(self: &Arc<Self>, uid: &PodUid) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.users.remove(uid).is_some() {
             self.arrange(&mut state);
         }
@@ -174,7 +171,7 @@ impl ClaimWatches {
                 }
             };
             if concerns_pods(known.as_ref(), now.as_ref()) {
-                let state = self.state();
+                let state = self.state.lock();
                 for (pod, _) in state.users.iter().filter(|(_, keys)| keys.contains(&key)) {
                     // Nobody listens: nobody is to be told.
                     let _ = self.changes.send(pod.clone());
@@ -190,7 +187,7 @@ impl ClaimWatches {
             let answer = async { Ok::<_, kube::Error>(self.may("list").await? && self.may("watch").await?) }.await;
             match &answer {
                 Ok(may_watch) => {
-                    let mut state = self.state();
+                    let mut state = self.state.lock();
                     if std::mem::replace(&mut state.may_watch, *may_watch) != *may_watch {
                         tracing::info!(may_watch, "the right to watch PersistentVolumeClaims has changed");
                         self.arrange(&mut state);

@@ -1,13 +1,14 @@
 //! RuntimeClasses: which handler of the runtime a class stands for (upstream `pkg/kubelet/runtimeclass`).
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bulkhead_apiclient::watch::{Change, Scope, watch};
 use bulkhead_apiclient::{ApiClient, Lane};
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use k8s_openapi::api::node::v1::RuntimeClass;
+use parking_lot::Mutex;
 
 use super::server::Got;
 use kubelet_model::objects::ObjectError;
@@ -26,7 +27,7 @@ impl RuntimeClasses {
         if class.is_empty() {
             return Ok(String::new());
         }
-        match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &*self.0.lock() {
             Some(classes) => classes
                 .get(class)
                 .cloned()
@@ -41,7 +42,7 @@ impl RuntimeClasses {
     pub async fn follow(self, mut changes: BoxStream<'static, Change<RuntimeClass>>) {
         let entry = |class: RuntimeClass| (class.metadata.name.unwrap_or_default(), class.handler);
         while let Some(change) = changes.next().await {
-            let mut classes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut classes = self.0.lock();
             match change {
                 Change::Restarted(all) => {
                     let last = classes.take().unwrap_or_default();

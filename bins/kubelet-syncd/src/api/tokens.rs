@@ -2,7 +2,7 @@
 //! expire (upstream `pkg/kubelet/token/token_manager.go`).
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bulkhead_apiclient::{ApiClient, Lane, random_fraction};
@@ -13,6 +13,7 @@ use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, T
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Api;
 use kube::api::PostParams;
+use parking_lot::Mutex;
 
 use super::server::{Got, object_error};
 use kubelet_model::objects::{ObjectError, Token, TokenWanted};
@@ -113,7 +114,7 @@ pub struct Tokens {
 
 impl std::fmt::Debug for Tokens {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tokens").field("count", &self.slots().len()).finish_non_exhaustive()
+        f.debug_struct("Tokens").field("count", &self.slots.lock().len()).finish_non_exhaustive()
     }
 }
 
@@ -129,13 +130,9 @@ impl Tokens {
         Arc::new(Tokens { server, clock, slots: Mutex::default() })
     }
 
-    fn slots(&self) -> MutexGuard<'_, HashMap<TokenWanted, Slot>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A token that is valid for a good while. One that could not be renewed goes on counting until it expires.
     pub async fn get(&self, wanted: &TokenWanted) -> Got<Token> {
-        let slot = self.slots().entry(wanted.clone()).or_default().clone();
+        let slot = self.slots.lock().entry(wanted.clone()).or_default().clone();
         // Who asks for the same token at the same time waits for one answer.
         let mut slot = slot.lock().await;
         let now = (self.clock)();
@@ -165,13 +162,13 @@ impl Tokens {
 
     /// The pod is gone.
     pub fn forget_pod(&self, uid: &PodUid) {
-        self.slots().retain(|wanted, _| wanted.pod_uid != uid.as_str());
+        self.slots.lock().retain(|wanted, _| wanted.pod_uid != uid.as_str());
     }
 
     fn drop_expired(&self) {
         let now = (self.clock)();
         // One that is being asked for at this moment is locked, and stays.
-        self.slots().retain(|_, slot| {
+        self.slots.lock().retain(|_, slot| {
             slot.try_lock().map_or(true, |slot| slot.as_ref().is_some_and(|issued| now <= issued.token.expires))
         });
     }
@@ -249,12 +246,12 @@ mod tests {
         fn issue<'a>(&'a self, wanted: &'a TokenWanted) -> BoxFuture<'a, Got<Issued>> {
             Box::pin(async move {
                 tokio::task::yield_now().await;
-                let mut asked = self.asked.lock().unwrap();
+                let mut asked = self.asked.lock();
                 asked.push(wanted.clone());
-                if let Some(error) = self.fails.lock().unwrap().clone() {
+                if let Some(error) = self.fails.lock().clone() {
                     return Err(error);
                 }
-                let expires = at(*self.now.lock().unwrap() + wanted.expiration_seconds);
+                let expires = at(*self.now.lock() + wanted.expiration_seconds);
                 Ok(Issued::new(format!("t{}", asked.len()), expires, wanted.expiration_seconds))
             })
         }
@@ -275,24 +272,24 @@ mod tests {
     async fn asked_once_renewed_in_time_and_kept_through_an_outage() {
         let fake = Arc::new(Fake::default());
         let clock = fake.clone();
-        let tokens = Tokens::with_clock(fake.clone(), Arc::new(move || at(*clock.now.lock().unwrap())));
+        let tokens = Tokens::with_clock(fake.clone(), Arc::new(move || at(*clock.now.lock())));
         let a = wanted("a");
         let (one, two) = tokio::join!(tokens.get(&a), tokens.get(&a));
         assert_eq!((one.unwrap().token, two.unwrap().token), ("t1".to_owned(), "t1".to_owned()));
         assert_eq!(tokens.get(&wanted("b")).await.unwrap().token, "t2", "another pod, another token");
         assert_eq!(request(&a).spec.unwrap().bound_object_ref.unwrap().uid.as_deref(), Some("a"));
 
-        *fake.now.lock().unwrap() = 3000;
-        *fake.fails.lock().unwrap() = Some(ObjectError::Away("down".into()));
+        *fake.now.lock() = 3000;
+        *fake.fails.lock() = Some(ObjectError::Away("down".into()));
         assert_eq!(tokens.get(&a).await.unwrap().token, "t1", "still valid");
-        *fake.now.lock().unwrap() = 3608;
+        *fake.now.lock() = 3608;
         let expired = tokens.get(&a).await.unwrap_err();
         assert!(matches!(&expired, ObjectError::Away(text) if text.ends_with("expired and refresh failed: down")));
-        *fake.fails.lock().unwrap() = Some(ObjectError::NotFound("serviceaccounts \"default\" not found".into()));
+        *fake.fails.lock() = Some(ObjectError::NotFound("serviceaccounts \"default\" not found".into()));
         let unknown = tokens.get(&wanted("c")).await.unwrap_err();
         let text = "failed to fetch token: serviceaccounts \"default\" not found";
         assert_eq!(unknown, ObjectError::NotFound(text.into()));
-        *fake.fails.lock().unwrap() = None;
+        *fake.fails.lock() = None;
         assert_eq!(tokens.get(&a).await.unwrap().token, "t6");
 
         tokens.drop_expired();
@@ -314,16 +311,16 @@ mod tests {
         let mut looks = 0;
         while seconds() < 24 * 3600 {
             let now = seconds();
-            *fake.now.lock().unwrap() = now;
+            *fake.now.lock() = now;
             let away = (10_000..10_110).contains(&(now % 20_000));
-            *fake.fails.lock().unwrap() = away.then(|| ObjectError::Away("down".into()));
+            *fake.fails.lock() = away.then(|| ObjectError::Away("down".into()));
             let shown = tokens.get(&short).await.unwrap();
             let pause = requeue::until_renewal(shown.renew, at(now)).min(period);
             tokio::time::sleep(pause).await;
             assert!(at(seconds()) < shown.expires, "expired in the file at {now}");
             looks += 1;
         }
-        assert!((170..300).contains(&looks), "{looks} looks in a day, {} tokens", fake.asked.lock().unwrap().len());
+        assert!((170..300).contains(&looks), "{looks} looks in a day, {} tokens", fake.asked.lock().len());
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! another one in the next, as upstream's: nobody is to count on one.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use bulkhead_apiclient::watch::{Change, Scope, watch};
@@ -15,6 +15,7 @@ use futures_util::stream::BoxStream;
 use k8s_openapi::api::certificates::v1beta1::ClusterTrustBundle;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kubelet_model::v1::Pod;
+use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::broadcast;
 
@@ -72,20 +73,16 @@ impl TrustBundles {
         TrustBundles { client: client.clone(), state, told, changes, begun: Once::new(), seed }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The pod is wanted here, and is told of changes of what it names.
     pub fn register(&self, uid: &PodUid, pod: &Pod) {
         let names = named(pod);
         if !names.is_empty() {
-            self.state().users.insert(uid.clone(), names);
+            self.state.lock().users.insert(uid.clone(), names);
         }
     }
 
     pub fn unregister(&self, uid: &PodUid) {
-        self.state().users.remove(uid);
+        self.state.lock().users.remove(uid);
     }
 
     /// The anchors in PEM.
@@ -95,9 +92,9 @@ impl TrustBundles {
             tokio::spawn(follow(self.state.clone(), self.told.clone(), self.changes.clone(), changes));
         });
         let mut told = self.told.subscribe();
-        let listed = told.wait_for(|_| self.state().bundles.is_some());
+        let listed = told.wait_for(|_| self.state.lock().bundles.is_some());
         let _ = tokio::time::timeout(FIRST_LIST, listed).await;
-        let state = self.state();
+        let state = self.state.lock();
         match &state.bundles {
             Some(bundles) => anchors(bundles, wanted, self.seed),
             None => {
@@ -124,7 +121,7 @@ async fn follow(
     mut stream: BoxStream<'static, Change<ClusterTrustBundle>>,
 ) {
     while let Some(change) = stream.next().await {
-        let touched = state.lock().unwrap_or_else(PoisonError::into_inner).take(change);
+        let touched = state.lock().take(change);
         for pod in touched {
             // Nobody listens: nobody is to be told.
             let _ = changes.send(pod);

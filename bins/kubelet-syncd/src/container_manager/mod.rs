@@ -13,7 +13,7 @@ pub mod resource_manager;
 pub mod state_files;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use bulkhead_config::cpu_set::CpuSet;
@@ -30,6 +30,7 @@ use kubelet_model::v1::{Container, Pod};
 use kubelet_pod_resources::holds::{Allocatable, Holds, Memory};
 use kubelet_runtime::runtime::result::ActionError;
 use kubelet_runtime::runtime::run_options::{self, RunContainerOptions, WithoutQuota};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 pub use devices::DevicePlugins;
@@ -99,10 +100,6 @@ impl ContainerManager {
         }
     }
 
-    fn managers(&self) -> MutexGuard<'_, Managers> {
-        self.managers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// What the pod waits for before it is decided on; None: nothing.
     pub fn until_decidable(&self, pod: &Arc<Pod>) -> Option<BoxFuture<'static, ()>> {
         let waits: Vec<_> = self.others.iter().filter_map(|manager| manager.until_decidable(pod)).collect();
@@ -123,7 +120,7 @@ impl ContainerManager {
         let mut providers: Vec<&mut dyn HintProvider> =
             providers.iter_mut().map(|provider| &mut **provider as &mut dyn HintProvider).collect();
         let began = Instant::now();
-        let mut managers = self.managers();
+        let mut managers = self.managers.lock();
         let before = managers.cpu().map(|cpu| cpu.counts).unwrap_or_default();
         let outcome = managers.admit(pod, &mut providers);
         let outcome = outcome.map(|given| given.values().any(|own| !own.cpus.is_empty() || !own.memory.is_empty()));
@@ -149,7 +146,7 @@ impl ContainerManager {
 
     /// The pod is not admitted after all, and never ran: it gives back what it was given.
     pub fn take_back(&self, uid: &PodUid) {
-        self.managers().remove_pod(uid.as_str());
+        self.managers.lock().remove_pod(uid.as_str());
         self.changes.send_replace(());
         self.others.iter().for_each(|manager| manager.take_back(uid));
     }
@@ -162,7 +159,7 @@ impl ContainerManager {
     /// Takes back what containers have of which `is_active` (pod uid, container name) says no. Not before every source of pods has
     /// delivered.
     pub fn remove_stale(&self, is_active: &dyn Fn(&str, &str) -> bool) {
-        if self.managers().remove_stale(is_active) {
+        if self.managers.lock().remove_stale(is_active) {
             self.changes.send_replace(());
         }
         self.others.iter().for_each(|manager| manager.remove_stale(is_active));
@@ -175,7 +172,7 @@ impl ContainerManager {
 
     /// CPUs and memory that a container has for itself.
     pub fn allocation(&self, uid: &PodUid, container: &str) -> Allocation {
-        self.managers().allocation(uid.as_str(), container)
+        self.managers.lock().allocation(uid.as_str(), container)
     }
 
     /// All that a container has for itself.
@@ -188,23 +185,23 @@ impl ContainerManager {
 
     /// CPUs and memory alone, of which it is known who has them when his pod is not.
     pub fn cpus_and_memory(&self, uid: &str, container: &str) -> Holds {
-        let Allocation { cpus, memory } = self.managers().allocation(uid, container);
+        let Allocation { cpus, memory } = self.managers.lock().allocation(uid, container);
         Holds { cpus: cpus.iter().collect(), memory: memory.into_iter().map(block).collect(), ..Holds::default() }
     }
 
     /// Pod uid and name of every container that has CPUs or memory for itself.
     pub fn holders(&self) -> BTreeSet<(String, String)> {
-        self.managers().holders()
+        self.managers.lock().holders()
     }
 
     /// CPUs that containers can have for themselves at all.
     pub fn allocatable_cpus(&self) -> CpuSet {
-        self.managers().allocatable_cpus()
+        self.managers.lock().allocatable_cpus()
     }
 
     /// The same of memory.
     pub fn allocatable_memory(&self) -> Vec<Block> {
-        self.managers().allocatable_memory()
+        self.managers.lock().allocatable_memory()
     }
 
     /// The same of everything, taken or not.
@@ -220,7 +217,7 @@ impl ContainerManager {
 
     /// Containers are put on certain CPUs.
     pub fn sets_cpus(&self) -> bool {
-        self.managers().cpu().is_some()
+        self.managers.lock().cpu().is_some()
     }
 
     /// A container has been started: it may have been made for CPUs that it is no longer to have.
@@ -232,14 +229,14 @@ impl ContainerManager {
 
     /// Containers of these that run on other CPUs than they are to. What the runtime was told of pods that are not `known` is forgotten.
     pub fn plan(&self, known: &BTreeSet<PodUid>, running: &[Running]) -> Vec<CpuUpdate> {
-        let mut managers = self.managers();
+        let mut managers = self.managers.lock();
         managers.retain(|uid| known.contains(uid), running);
         managers.plan(running)
     }
 
     /// The runtime has changed a container's CPUs.
     pub fn updated(&self, update: CpuUpdate) {
-        self.managers().updated(update);
+        self.managers.lock().updated(update);
     }
 
     /// Writes the state files, if they are not as the managers are.
@@ -255,7 +252,7 @@ impl ContainerManager {
 
     /// Before a container is made of what they say.
     async fn rely_on_files(&self) -> Result<(), ActionError> {
-        if !self.managers().gives() {
+        if !self.managers.lock().gives() {
             return Ok(());
         }
         self.write_files().await.map_err(|error| {
@@ -290,7 +287,7 @@ impl run_options::ContainerManager for ContainerManager {
                 options.append(manager.run_options(pod, container).await?);
             }
             self.rely_on_files().await?;
-            let (managers, uid) = (self.managers(), pod.metadata.uid.as_deref().unwrap_or_default());
+            let (managers, uid) = (self.managers.lock(), pod.metadata.uid.as_deref().unwrap_or_default());
             options.cpuset_cpus = managers.cpuset_of(uid, &container.name).to_string();
             options.cpuset_mems = managers.memory_nodes_of(uid, &container.name);
             options.without_quota = managers.without_quota(pod).0.contains(&container.name);
@@ -299,7 +296,7 @@ impl run_options::ContainerManager for ContainerManager {
     }
 
     fn without_quota(&self, pod: &Pod) -> WithoutQuota {
-        let (containers, pod) = self.managers().without_quota(pod);
+        let (containers, pod) = self.managers.lock().without_quota(pod);
         WithoutQuota { containers, pod }
     }
 
@@ -307,9 +304,9 @@ impl run_options::ContainerManager for ContainerManager {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
         let made = Running { uid, name: container.name.clone(), id: id.to_string() };
         let cpus = CpuSet::parse(&options.cpuset_cpus).unwrap_or_default();
-        self.managers().created(pod, &made, cpus);
+        self.managers.lock().created(pod, &made, cpus);
         // What init containers before it had may be free now.
-        if self.managers().gives() {
+        if self.managers.lock().gives() {
             self.changes.send_replace(());
         }
         self.others.iter().for_each(|manager| manager.created(pod, container, id));

@@ -2,10 +2,10 @@
 //! there. Told to the sync loop once a second at most, however often it changes (upstream `resourceupdates`).
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bulkhead_types::PodUid;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -23,7 +23,7 @@ impl News {
     /// These are to be looked at.
     pub fn add(&self, uids: impl IntoIterator<Item = String>) {
         let uids = uids.into_iter().filter_map(|uid| PodUid::parse(&uid).ok());
-        let mut pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pods = self.pods.lock();
         pods.0.extend(uids);
         if !pods.0.is_empty() {
             self.told.notify_one();
@@ -34,7 +34,7 @@ impl News {
     pub async fn changed(&self) {
         loop {
             let due = {
-                let pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
+                let pods = self.pods.lock();
                 (!pods.0.is_empty()).then(|| pods.1.map(|last| last + PAUSE))
             };
             match due {
@@ -47,7 +47,7 @@ impl News {
 
     /// All of them.
     pub fn take(&self) -> BTreeSet<PodUid> {
-        let mut pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pods = self.pods.lock();
         pods.1 = Some(Instant::now());
         std::mem::take(&mut pods.0)
     }

@@ -3,7 +3,6 @@
 
 use std::fs::File;
 use std::io::Read as _;
-use std::sync::{Mutex, PoisonError};
 
 use bulkhead_ipc::broker::{BrokerClient, BrokerError};
 use bulkhead_ipc::volnetd::open_request::Kind;
@@ -12,6 +11,7 @@ use bulkhead_sys::memfd;
 use kubelet_container_manager::ContainerManager as Managers;
 use kubelet_container_manager::checkpoint::{CheckpointError, cpu, memory};
 use kubelet_container_manager::manager::{Found, StateFile};
+use parking_lot::Mutex;
 use tonic::Code;
 
 /// What volnetd takes of one file.
@@ -80,10 +80,10 @@ impl StateFiles {
     /// kubelet-volnetd is away or could not write.
     pub async fn write(&self, managers: &Mutex<Managers>) -> Result<(), StateFileError> {
         let _one = self.writing.lock().await;
-        let files = managers.lock().unwrap_or_else(PoisonError::into_inner).state_to_write()?;
+        let files = managers.lock().state_to_write()?;
         for file in files {
             self.broker.put_state(kind(&file), memfd::sealed(file.name, &file.content)?).await?;
-            managers.lock().unwrap_or_else(PoisonError::into_inner).written(file);
+            managers.lock().written(file);
         }
         Ok(())
     }

@@ -250,8 +250,10 @@ impl Eviction {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::sync::{Arc, Mutex};
+
+    use parking_lot::Mutex;
 
     use super::*;
 
@@ -270,7 +272,7 @@ mod tests {
             if self.full.load(Ordering::Relaxed) {
                 return Err(std::io::ErrorKind::StorageFull.into());
             }
-            *self.file.lock().unwrap() = evictions.clone();
+            *self.file.lock() = evictions.clone();
             Ok(())
         }
     }
@@ -322,7 +324,7 @@ mod tests {
         assert_eq!(ask("c", ALIVE, 129, node, true), Accepted, "the others have ended");
         assert_eq!(ask("d", ALIVE, 168, node, false), RefusedBusy);
         assert_eq!(ask("d", ALIVE, 169, node, false), Accepted, "that one hangs");
-        assert_eq!(disk.file.lock().unwrap().evictions.len(), 4);
+        assert_eq!(disk.file.lock().evictions.len(), 4);
     }
 
     #[test]
@@ -335,10 +337,10 @@ mod tests {
         assert!(book.get(&uid("a")).is_none());
         disk.broken.store(false, Ordering::Relaxed);
         assert_eq!(book.accept(&uid("a"), threshold(&now), ALIVE, &now, |_| false).unwrap(), EvictionOutcome::Accepted);
-        let after_a_restart = EvictionBook::new(disk.file.lock().unwrap().clone(), Box::new(disk.clone()));
+        let after_a_restart = EvictionBook::new(disk.file.lock().clone(), Box::new(disk.clone()));
         assert_eq!(after_a_restart.get(&uid("a")), Some(&threshold(&now)));
         book.retain(|_| false);
-        assert!(disk.file.lock().unwrap().evictions.is_empty());
+        assert!(disk.file.lock().evictions.is_empty());
     }
 
     #[test]
@@ -419,7 +421,7 @@ mod tests {
         }
         let kept = |pod: &str| book.get(&uid(pod)).unwrap().message.len();
         assert_eq!(["a", "b", "c"].map(kept), [FINISHED_MESSAGE_MAX, MESSAGE_MAX, MESSAGE_MAX]);
-        assert!(!serde_json::to_string(&*disk.file.lock().unwrap()).unwrap().contains("annotations"));
+        assert!(!serde_json::to_string(&*disk.file.lock()).unwrap().contains("annotations"));
     }
 
     #[test]

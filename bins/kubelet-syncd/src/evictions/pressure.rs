@@ -1,9 +1,10 @@
 //! The node's conditions as the eviction manager reported them last. They are kept: whoever starts after this process admits by the
 //! same word, for kubelet-evictiond is not asked.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bulkhead_ipc::syncd::ReportPressureRequest;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
@@ -64,7 +65,7 @@ impl PressureReports {
     /// It could not be kept, and not because the disk is full; then the one before still counts.
     pub fn report(&self, report: ReportPressureRequest) -> std::io::Result<()> {
         let pressure = Pressure { memory: report.memory, disk: report.disk, pids: report.pid };
-        let mut is_unwritten = self.is_unwritten.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut is_unwritten = self.is_unwritten.lock();
         if pressure == self.last() {
             return Ok(());
         }
@@ -108,10 +109,10 @@ mod tests {
 
     impl PressureStore for Disk {
         fn save(&self, pressure: &Saved) -> std::io::Result<()> {
-            if let Some(kind) = *self.1.lock().unwrap() {
+            if let Some(kind) = *self.1.lock() {
                 return Err(kind.into());
             }
-            *self.0.lock().unwrap() = Some(pressure.clone());
+            *self.0.lock() = Some(pressure.clone());
             Ok(())
         }
     }
@@ -122,11 +123,11 @@ mod tests {
         let reports = PressureReports::new(None, "one", disk.clone());
         assert_eq!(reports.last(), Pressure::default());
         reports.report(ReportPressureRequest::default()).unwrap();
-        assert_eq!(*disk.0.lock().unwrap(), None, "no news, nothing to write");
+        assert_eq!(*disk.0.lock(), None, "no news, nothing to write");
         reports.report(ReportPressureRequest { disk: true, ..Default::default() }).unwrap();
         let pressed = Pressure { disk: true, ..Pressure::default() };
         assert_eq!(reports.last(), pressed);
-        let saved = disk.0.lock().unwrap().clone();
+        let saved = disk.0.lock().clone();
         assert_eq!(PressureReports::new(saved.clone(), "one", disk.clone()).last(), pressed);
         assert_eq!(PressureReports::new(saved, "two", disk).last(), Pressure::default());
     }
@@ -136,22 +137,22 @@ mod tests {
         let disk = Arc::new(Disk::default());
         let reports = PressureReports::new(None, "one", disk.clone());
         let pressed = ReportPressureRequest { disk: true, ..Default::default() };
-        *disk.1.lock().unwrap() = Some(std::io::ErrorKind::PermissionDenied);
+        *disk.1.lock() = Some(std::io::ErrorKind::PermissionDenied);
         assert!(reports.report(pressed).is_err());
         assert_eq!(reports.last(), Pressure::default());
-        *disk.1.lock().unwrap() = Some(std::io::ErrorKind::StorageFull);
+        *disk.1.lock() = Some(std::io::ErrorKind::StorageFull);
         reports.report(pressed).unwrap();
         let counts = Pressure { disk: true, ..Pressure::default() };
         assert_eq!(reports.last(), counts);
         reports.write_down();
-        assert_eq!(*disk.0.lock().unwrap(), None);
+        assert_eq!(*disk.0.lock(), None);
         // As soon as there is room, and once.
-        *disk.1.lock().unwrap() = None;
+        *disk.1.lock() = None;
         reports.write_down();
-        let saved = disk.0.lock().unwrap().take();
+        let saved = disk.0.lock().take();
         assert_eq!(PressureReports::new(saved, "one", disk.clone()).last(), counts);
         reports.write_down();
-        assert_eq!(*disk.0.lock().unwrap(), None);
+        assert_eq!(*disk.0.lock(), None);
     }
 
     /// A disk that is full for the first report; while it writes a later one, housekeeping comes by.
@@ -164,7 +165,7 @@ mod tests {
             if pressure.memory {
                 reports.write_down();
             }
-            self.1.lock().unwrap().push(pressure.clone());
+            self.1.lock().push(pressure.clone());
             Ok(())
         }
     }
@@ -176,7 +177,7 @@ mod tests {
         reports.report(ReportPressureRequest { disk: true, ..Default::default() }).unwrap();
         disk.0.set(reports.clone()).unwrap();
         reports.report(ReportPressureRequest { memory: true, ..Default::default() }).unwrap();
-        let written = disk.1.lock().unwrap().clone();
+        let written = disk.1.lock().clone();
         assert_eq!(written, [Saved { memory: true, boot_id: "one".into(), ..Saved::default() }]);
     }
 }

@@ -1,10 +1,10 @@
 //! Events to be recorded on the API server: a bounded queue that anybody may read from any position.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bulkhead_ipc::common::Cursor;
 use bulkhead_ipc::syncd::Event;
+use parking_lot::Mutex;
 use prost::Message as _;
 use tokio::sync::watch;
 
@@ -41,14 +41,10 @@ impl EventRing {
         EventRing { epoch, inner: Mutex::default(), changed: watch::Sender::new(0) }
     }
 
-    fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Gives the event its place and keeps it. Answers it as it is kept.
     pub fn push(&self, mut event: Event) -> Event {
         cut(&mut event.message, MESSAGE_MAX);
-        let mut inner = self.inner();
+        let mut inner = self.inner.lock();
         inner.seq += 1;
         event.cursor = Some(Cursor { epoch: self.epoch, seq: inner.seq });
         let message = event.encode_to_vec().into_boxed_slice();
@@ -66,7 +62,7 @@ impl EventRing {
 
     /// Events after `seq`, oldest first, at most `limit`. Each says how many were lost before it.
     pub fn after(&self, seq: u64, limit: usize) -> Vec<Event> {
-        let inner = self.inner();
+        let inner = self.inner.lock();
         let first = inner.seq + 1 - inner.events.len() as u64;
         let skipped = usize::try_from(seq.saturating_add(1).saturating_sub(first)).unwrap_or(usize::MAX);
         // What was dropped was dropped before the oldest one.

@@ -10,10 +10,11 @@
 //! or, where there is none, a moment later ([`PodHub::tell_remarks`]).
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bulkhead_ipc::syncd::{ApiObject, Event, PodState};
 use bulkhead_types::PodUid;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 /// Removals remembered.
@@ -66,7 +67,7 @@ impl Default for PodHub {
 impl PodHub {
     fn inner(&self) -> MutexGuard<'_, Inner> {
         // No method panics between two writes.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// Changes a pod's state; a new one is made where `f` is told of a pod that is not there yet. Nothing is announced

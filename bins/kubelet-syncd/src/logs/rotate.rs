@@ -96,9 +96,9 @@ async fn reopen(log: &impl LogEdges) -> Result<(), CriError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Mutex;
 
     use bulkhead_cri::Code;
+    use parking_lot::Mutex;
 
     /// What the runtime does when it is asked for a file.
     #[derive(Debug, Clone, Copy, PartialEq)]
@@ -132,7 +132,7 @@ mod tests {
 
     impl LogEdges for Log {
         async fn rename(&self) -> Result<String, VolnetdError> {
-            let mut state = self.state.lock().unwrap();
+            let mut state = self.state.lock();
             assert_eq!(state.rotated, None);
             state.rotated = state.current.take();
             Ok("s".to_owned())
@@ -143,7 +143,7 @@ mod tests {
             if self.volnetd_goes_after_rename {
                 return Err(away());
             }
-            let mut state = self.state.lock().unwrap();
+            let mut state = self.state.lock();
             if state.current.is_some() {
                 return Ok(false);
             }
@@ -155,12 +155,12 @@ mod tests {
             if self.volnetd_goes_after_rename {
                 return Err(away());
             }
-            Ok(self.state.lock().unwrap().current.is_some())
+            Ok(self.state.lock().current.is_some())
         }
 
         async fn reopen(&self) -> Result<(), CriError> {
             let does = {
-                let mut state = self.state.lock().unwrap();
+                let mut state = self.state.lock();
                 assert_eq!(state.current, None, "a runtime may replace what is there");
                 let does = self.runtime[state.asked.min(self.runtime.len() - 1)];
                 state.asked += 1;
@@ -199,7 +199,7 @@ mod tests {
         ] {
             let log = log(runtime, false);
             let result = rotate(&log).await;
-            let state = log.state.into_inner().unwrap();
+            let state = log.state.into_inner();
             assert_eq!(result.is_ok(), done, "{runtime:?}: {result:?}");
             assert_eq!((state.current, state.asked), (Some(current), asked), "{runtime:?}");
             assert_eq!(state.rotated, (current == 2).then_some(1), "{runtime:?}");
@@ -211,7 +211,7 @@ mod tests {
         for runtime in [Refuses, Breaks, Hangs, OpensAndBreaks] {
             let log = log(&[runtime], true);
             rotate(&log).await.unwrap_err();
-            let state = log.state.into_inner().unwrap();
+            let state = log.state.into_inner();
             assert_eq!((state.rotated, state.asked), (Some(1), 1), "{runtime:?}");
         }
     }
@@ -220,11 +220,11 @@ mod tests {
     async fn a_missing_file_is_opened_and_one_that_is_there_left_alone() {
         let log = log(&[Opens], false);
         reopen_missing(&log).await.unwrap();
-        assert_eq!(log.state.lock().unwrap().current, Some(1));
+        assert_eq!(log.state.lock().current, Some(1));
         log.rename().await.unwrap();
         reopen_missing(&log).await.unwrap();
         reopen_missing(&log).await.unwrap();
-        let state = log.state.into_inner().unwrap();
+        let state = log.state.into_inner();
         assert_eq!((state.current, state.rotated, state.asked), (Some(2), Some(1), 1));
     }
 }

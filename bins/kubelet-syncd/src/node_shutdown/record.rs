@@ -203,7 +203,8 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
-    use std::sync::Mutex;
+
+    use parking_lot::Mutex;
 
     use super::*;
 
@@ -212,11 +213,11 @@ mod tests {
 
     impl ShutdownStore for Disk {
         fn load(&self) -> Option<Saved> {
-            self.0.lock().unwrap().clone()
+            self.0.lock().clone()
         }
 
         fn save(&self, saved: &Saved) -> std::io::Result<()> {
-            *self.0.lock().unwrap() = Some(saved.clone());
+            *self.0.lock() = Some(saved.clone());
             Ok(())
         }
     }

@@ -2,11 +2,11 @@
 //! `nodeinfomanager`).
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bulkhead_csi::v1;
 use bulkhead_ipc::syncd::CsiDriverEntry;
 use kubelet_edges::csi::{CsiNode, Driver, Drivers, Version};
+use parking_lot::Mutex;
 
 use super::info::PluginInfo;
 use crate::storage_writes::StorageWrites;
@@ -49,10 +49,6 @@ impl<C: CsiNode> CsiHandler<C> {
         CsiHandler { drivers, client, writes, standalone, owners: Mutex::default() }
     }
 
-    fn owners(&self) -> MutexGuard<'_, BTreeMap<String, Owner>> {
-        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether this plugin may be registered.
     ///
     /// # Errors
@@ -64,7 +60,7 @@ impl<C: CsiNode> CsiHandler<C> {
     }
 
     fn checked(&self, caller: &str, info: &PluginInfo) -> Result<Version, String> {
-        let owners = self.owners();
+        let owners = self.owners.lock();
         if owners.len() >= MAX_DRIVERS && !owners.contains_key(&info.name) {
             return Err(format!("{MAX_DRIVERS} CSI drivers are registered, no more are taken"));
         }
@@ -78,7 +74,7 @@ impl<C: CsiNode> CsiHandler<C> {
     pub async fn register(&self, socket: &str, info: &PluginInfo) -> Result<(), String> {
         let version = self.checked("RegisterPlugin", info)?;
         let owner = Owner { socket: socket.to_owned(), version };
-        self.owners().insert(info.name.clone(), owner);
+        self.owners.lock().insert(info.name.clone(), owner);
         self.drivers.set(&info.name, Driver { endpoint: info.endpoint.clone(), version });
         let outcome = self.install(&info.name).await;
         if outcome.is_err() {
@@ -100,7 +96,7 @@ impl<C: CsiNode> CsiHandler<C> {
     /// Forgets the driver, if it is this socket that registered it.
     pub fn deregister(&self, socket: &str, name: &str) {
         {
-            let mut owners = self.owners();
+            let mut owners = self.owners.lock();
             if owners.get(name).is_none_or(|owner| owner.socket != socket) {
                 return;
             }

@@ -1,10 +1,11 @@
 //! What is known of each plugin.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bulkhead_ipc::syncd::Plugin;
 use jiff::Timestamp;
+use parking_lot::Mutex;
 
 use super::info::PluginInfo;
 use crate::storage_writes::StorageWrites;
@@ -51,7 +52,7 @@ impl PluginTable {
 
     fn change(&self, how: impl FnOnce(&mut Rows)) {
         let complete = {
-            let mut rows = self.lock();
+            let mut rows = self.rows.lock();
             how(&mut rows);
             let complete = rows.listed && rows.by_socket.values().all(|row| row.settled);
             let first = complete && !rows.complete;
@@ -61,10 +62,6 @@ impl PluginTable {
         if complete {
             self.writes.drivers_complete();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Rows> {
-        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A socket is there.
@@ -120,7 +117,7 @@ impl PluginTable {
 
     /// Socket, and whether it is registered.
     pub fn states(&self) -> Vec<(String, bool)> {
-        let rows = self.lock();
+        let rows = self.rows.lock();
         rows.by_socket.iter().map(|(socket, row)| (socket.clone(), row.stage == Stage::Registered)).collect()
     }
 
@@ -146,7 +143,7 @@ impl PluginTable {
                 since: row.since.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
             }
         };
-        self.lock().by_socket.iter().map(plugin).collect()
+        self.rows.lock().by_socket.iter().map(plugin).collect()
     }
 }
 

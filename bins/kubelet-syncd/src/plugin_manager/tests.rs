@@ -1,7 +1,6 @@
 //! Plugins on real sockets: good ones, and those that hang, lie, and come back.
 
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -13,6 +12,7 @@ use bulkhead_ipc::syncd::AcknowledgeRequest;
 use bulkhead_ipc::syncd::storage_write::Write;
 use kubelet_edges::csi::connection::DialFuture;
 use kubelet_edges::csi::{CsiClient, Dial, Drivers, PluginAddress};
+use parking_lot::Mutex;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -84,7 +84,7 @@ impl Registration for Plugin {
             return Err(Status::internal("deaf"));
         }
         let status = request.into_inner();
-        self.told.lock().unwrap().push((status.plugin_registered, status.error));
+        self.told.lock().push((status.plugin_registered, status.error));
         Ok(Response::new(reg::RegistrationStatusResponse {}))
     }
 }
@@ -104,7 +104,7 @@ impl old::registration_server::Registration for Old {
         request: Request<old::RegistrationStatus>,
     ) -> Result<Response<old::RegistrationStatusResponse>, Status> {
         let status = request.into_inner();
-        self.0.told.lock().unwrap().push((status.plugin_registered, status.error));
+        self.0.told.lock().push((status.plugin_registered, status.error));
         Ok(Response::new(old::RegistrationStatusResponse {}))
     }
 }
@@ -132,7 +132,7 @@ impl Plugin {
     }
 
     fn told(&self) -> Vec<(bool, String)> {
-        self.told.lock().unwrap().clone()
+        self.told.lock().clone()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use bulkhead_cri::{CriClient, CriError, v1};
 use bulkhead_ipc::broker::BrokerClient;
@@ -16,6 +16,7 @@ use bulkhead_ipc::volnetd::{
     RotatedLogFile,
 };
 use kubelet_edges::volnetd::{Volnetd, VolnetdError};
+use parking_lot::Mutex;
 use tonic::{Code, Request, Response, Status};
 
 use super::api::Answer;
@@ -49,7 +50,7 @@ struct Turns {
 
 impl Turns {
     fn of(&self, container_id: &str) -> Arc<tokio::sync::Mutex<()>> {
-        let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logs = self.logs.lock();
         logs.retain(|_, turn| Arc::strong_count(turn) > 1);
         logs.entry(container_id.to_owned()).or_default().clone()
     }
@@ -311,7 +312,7 @@ mod tests {
         drop(turn);
         assert!(turns.of("a").try_lock_owned().is_ok());
         turns.of("c");
-        assert_eq!(turns.logs.lock().unwrap().len(), 1, "what nobody works on is forgotten");
+        assert_eq!(turns.logs.lock().len(), 1, "what nobody works on is forgotten");
     }
 
     #[test]

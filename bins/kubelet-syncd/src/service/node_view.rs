@@ -1,13 +1,14 @@
 //! What `Node.Get` and `Node.Watch` are answered from: each part of the process is looked at when it is asked for, and
 //! whoever changes something says so.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_apiclient::Reachability;
 use bulkhead_config::NodeConfig;
 use bulkhead_cri::{CriClient, v1};
 use bulkhead_ipc::syncd as api;
+use parking_lot::{Mutex, MutexGuard};
 use prost::Message as _;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -89,7 +90,7 @@ impl NodeView {
 
     fn parts(&self) -> MutexGuard<'_, Parts> {
         // No method panics between two writes.
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.parts.lock()
     }
 
     fn touch(&self) {

@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bulkhead_cri::{Code, CriError, v1};
 use bulkhead_types::{ContainerId, SandboxId};
 use kubelet_model::v1::{Container, Pod};
+use parking_lot::{Mutex, MutexGuard};
 
 use kubelet_edges::runtime_service::RuntimeService;
 use kubelet_model::fixtures::{container_status, sandbox_status};
@@ -204,7 +205,7 @@ pub struct Reach(Arc<Mutex<Machine>>);
 
 impl Reach {
     pub fn machine(&self) -> MutexGuard<'_, Machine> {
-        self.0.lock().unwrap()
+        self.0.lock()
     }
 
     async fn call<T>(&self, what: impl FnOnce(&mut Machine) -> T) -> Result<T, CriError> {

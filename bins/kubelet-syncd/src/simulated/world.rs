@@ -3,11 +3,12 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::PodStatus;
 use kubelet_model::v1::Pod;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -40,7 +41,7 @@ struct Kept(Arc<Mutex<Vec<u8>>>);
 
 impl BackOffStore for Kept {
     fn save(&self, json: &[u8]) {
-        *self.0.lock().unwrap() = json.to_vec();
+        *self.0.lock() = json.to_vec();
     }
 }
 
@@ -437,7 +438,7 @@ impl World {
 
 fn executor(reach: &Reach, fake: &Fake, kept: &Kept) -> Executor {
     let mut back_off = CrashLoopBackOff::default();
-    back_off.restore(&kept.0.lock().unwrap());
+    back_off.restore(&kept.0.lock());
     let clock = reach.clone();
     let events = Arc::new(fake.clone());
     RuntimeManager::new(reach.clone(), fake.clone(), fake.clone(), events, back_off, Arc::new(kept.clone()))

@@ -22,13 +22,14 @@ pub mod uids;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_types::{NodeName, PodUid};
 use jiff::Timestamp;
 use kubelet_model::pod::source::SourceKind;
 use kubelet_model::v1::Pod;
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -144,7 +145,7 @@ impl SetSink for SetSender {
     }
 
     fn errors(&mut self, errors: Vec<String>) {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner).errors.insert(self.kind, errors);
+        self.shared.lock().errors.insert(self.kind, errors);
     }
 }
 
@@ -187,13 +188,9 @@ impl Sources {
     }
 
     fn register(&mut self, kind: SourceKind) -> SetSender {
-        self.shared().merge.register(kind);
+        self.shared.lock().merge.register(kind);
         self.kinds.push(kind);
         SetSender { kind, changes: self.changes.clone(), shared: self.shared.clone() }
-    }
-
-    fn shared(&self) -> std::sync::MutexGuard<'_, Shared> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where the API server's pods go in, when there is an API server.
@@ -212,26 +209,26 @@ impl Sources {
 
     /// The main loop has taken a change of that source.
     pub fn consumed(&self, kind: SourceKind) {
-        self.shared().merge.consumed(kind);
+        self.shared.lock().merge.consumed(kind);
     }
 
     /// Every source has delivered and the main loop has heard it. Before that nothing may be deleted.
     pub fn all_ready(&self) -> bool {
-        self.shared().merge.all_ready()
+        self.shared.lock().merge.all_ready()
     }
 
     /// All pods that are wanted now, as their sources have them, by namespace and name.
     pub fn pods(&self) -> Vec<Arc<Pod>> {
-        self.shared().merge.pods()
+        self.shared.lock().merge.pods()
     }
 
     /// The pod of that UID, where a source wants it.
     pub fn pod(&self, uid: &PodUid) -> Option<Arc<Pod>> {
-        self.shared().merge.pod(uid.as_str())
+        self.shared.lock().merge.pod(uid.as_str())
     }
 
     pub fn states(&self) -> Vec<SourceState> {
-        let shared = self.shared();
+        let shared = self.shared.lock();
         let state = |kind: &SourceKind| {
             let seen = shared.merge.delivered(*kind);
             SourceState {
@@ -255,7 +252,7 @@ async fn merge_changes(
 ) {
     while let Some((kind, change)) = incoming.recv().await {
         let (merged, names) = {
-            let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut shared = shared.lock();
             let now = Timestamp::now();
             let merged = match change {
                 SourceChange::Set(pods) => shared.merge.set(kind, pods, now),

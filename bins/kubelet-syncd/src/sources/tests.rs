@@ -43,7 +43,7 @@ async fn sources_deliver_in_order_and_become_ready() {
     let dropped = Arc::new(Mutex::new(Vec::new()));
     let sink: DroppedSink = {
         let dropped = dropped.clone();
-        Arc::new(move |pod| dropped.lock().unwrap().push(pod.message))
+        Arc::new(move |pod| dropped.lock().push(pod.message))
     };
     let (sources, mut updates) = Sources::start(config, Fixed(files), Box::new(Forgetful), sink);
     let first = updates.recv().await.unwrap();
@@ -58,7 +58,7 @@ async fn sources_deliver_in_order_and_become_ready() {
     assert!(api.set(vec![twice.clone(), (*first.pods[0]).clone()]).await);
     let second = updates.recv().await.unwrap();
     assert_eq!((second.op, second.source, second.pods.len()), (PodOp::Add, SourceKind::Api, 1));
-    assert_eq!(dropped.lock().unwrap().len(), 1);
+    assert_eq!(dropped.lock().len(), 1);
     assert!(!sources.all_ready(), "delivered, but not heard yet");
     sources.consumed(second.source);
     assert!(sources.all_ready());

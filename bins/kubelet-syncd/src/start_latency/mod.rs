@@ -8,12 +8,13 @@
 mod pull_time;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bulkhead_types::PodUid;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerState, PodStatus};
 use kubelet_model::v1::Pod;
+use parking_lot::Mutex;
 use prometheus::{Gauge, Histogram, HistogramOpts, Registry};
 use tokio::time::Instant;
 
@@ -86,13 +87,9 @@ impl StartTimes {
         }))
     }
 
-    fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The watch shows the pod like this.
     pub fn observed(&self, uid: &PodUid, pod: &Pod, now: Timestamp) {
-        let mut inner = self.inner();
+        let mut inner = self.inner.lock();
         let tracked = inner.starting.contains_key(uid);
         match sight(pod) {
             Sight::Over => {
@@ -128,21 +125,21 @@ impl StartTimes {
 
     /// The pod is not on the server any more.
     pub fn forget(&self, uid: &PodUid) {
-        let mut inner = self.inner();
+        let mut inner = self.inner.lock();
         inner.starting.remove(uid);
         inner.excluded.remove(uid);
     }
 
     /// A pull of an image for the pod begins; one that has failed and begins again is still the same wait.
     pub fn pull_began(&self, uid: &PodUid, image: &str) {
-        if let Some(pulls) = self.inner().starting.get_mut(uid) {
+        if let Some(pulls) = self.inner.lock().starting.get_mut(uid) {
             pulls.began(image, Instant::now());
         }
     }
 
     /// The image is there: pulled, or found to be.
     pub fn image_is_there(&self, uid: &PodUid, image: &str) {
-        if let Some(pulls) = self.inner().starting.get_mut(uid) {
+        if let Some(pulls) = self.inner.lock().starting.get_mut(uid) {
             pulls.ended(image, Instant::now());
         }
     }

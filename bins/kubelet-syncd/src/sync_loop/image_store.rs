@@ -2,7 +2,7 @@
 //! their users, and removes one, unless a container, an image volume, a pull or a start uses it.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bulkhead_cri::{CriClient, CriError, v1};
 use bulkhead_ipc::syncd::{
@@ -15,6 +15,7 @@ use kubelet_images::queue::Subject;
 use kubelet_model::events::EventSink as _;
 use kubelet_model::pod::model::ImageMount;
 use kubelet_pleg::mapping::image_volumes;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -205,7 +206,7 @@ impl ImageStore {
             }
             Err(error) => {
                 tracing::warn!(image = image.id, %error, "failed to remove image");
-                let mut errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut errors = self.errors.lock();
                 if errors.len() < ERRORS_MAX {
                     errors.push(error.to_string());
                 }
@@ -216,7 +217,7 @@ impl ImageStore {
 
     /// The node's events of a round that has failed.
     pub fn report(&self, report: &ReportImageCollectionRequest) {
-        let errors = std::mem::take(&mut *self.errors.lock().unwrap_or_else(PoisonError::into_inner));
+        let errors = std::mem::take(&mut *self.errors.lock());
         for event in image_events::events(report, &errors) {
             self.node.reporter.emit_node(event);
         }

@@ -1,8 +1,8 @@
 //! When the main loop turned last, for those who watch over it.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Before the first turn its age is zero.
@@ -14,12 +14,12 @@ pub struct LoopMonitor {
 impl LoopMonitor {
     /// The main loop has turned.
     pub fn turned(&self) {
-        *self.last_turn.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        *self.last_turn.lock() = Some(Instant::now());
     }
 
     /// Since the main loop's last turn.
     pub fn age(&self) -> Duration {
-        let last = *self.last_turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = *self.last_turn.lock();
         last.map_or(Duration::ZERO, |at| at.elapsed())
     }
 }

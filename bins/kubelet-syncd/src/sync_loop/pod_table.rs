@@ -2,13 +2,14 @@
 //! What is written of a pod without a record is dropped.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bulkhead_trace::TraceParent;
 use bulkhead_types::{Epoch, PodUid};
 use k8s_openapi::api::core::v1::PodStatus;
 use kubelet_model::v1::Pod;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::pod_records::{Incarnation, PodRecord, PodRecords, Prepared};
@@ -30,7 +31,7 @@ pub struct PodTable {
 impl PodTable {
     fn records(&self) -> MutexGuard<'_, PodRecords> {
         // No method panics between two writes.
-        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+        self.records.lock()
     }
 
     /// What one of those who may does to the record of a pod; nothing is done to that of a pod that is forgotten.

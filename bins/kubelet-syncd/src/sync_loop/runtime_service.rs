@@ -6,11 +6,12 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_cri::{CriClient, CriError, v1};
 use bulkhead_types::{ContainerId, PodUid, SandboxId};
+use parking_lot::Mutex;
 
 use crate::cri_metrics::SandboxMetrics;
 use crate::start_limit::{StartLimiter, StartSlot};
@@ -45,16 +46,12 @@ struct Turn {
 }
 
 impl Turn {
-    fn held(&self) -> MutexGuard<'_, SyncHolds> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// PLEG looks at the end of this sync, unless it is let go before.
     fn hold_looks(&self) {
-        let is_busy = self.held().busy.is_some();
+        let is_busy = self.held.lock().busy.is_some();
         if !is_busy {
             let busy = self.pleg.busy(&self.uid);
-            self.held().busy = Some(busy);
+            self.held.lock().busy = Some(busy);
         }
     }
 }
@@ -88,7 +85,7 @@ fn making() -> Option<Making> {
 
 /// Until the end of this sync the image stays.
 pub(super) fn keep(hold: ImageHold) {
-    let _ = TURN.try_with(|turn| turn.images.lock().unwrap_or_else(PoisonError::into_inner).push(hold));
+    let _ = TURN.try_with(|turn| turn.images.lock().push(hold));
 }
 
 /// Before something that may take long: others start, and PLEG looks.

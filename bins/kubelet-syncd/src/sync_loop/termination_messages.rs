@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::volnetd::open_request::Kind;
 use bulkhead_ipc::volnetd::{ContainerLog, PodLogId, TerminationMessage};
 use bulkhead_types::{ContainerId, PodUid};
+use parking_lot::Mutex;
 use tonic::Code;
 
 use kubelet_model::pod::model::{ContainerStatus, RunState, RuntimePod};
@@ -28,18 +28,14 @@ impl TerminationMessages {
         TerminationMessages { broker, known: Mutex::default() }
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<ContainerId, String>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// What is known of the pod's containers.
     pub fn of(&self, pod: &RuntimePod) -> BTreeMap<ContainerId, String> {
-        let known = self.known();
+        let known = self.known.lock();
         pod.containers.iter().filter_map(|c| Some((c.id.clone(), known.get(&c.id)?.clone()))).collect()
     }
 
     fn unread<'a>(&self, pod: &'a RuntimePod) -> Vec<&'a ContainerStatus> {
-        let known = self.known();
+        let known = self.known.lock();
         pod.containers.iter().filter(|c| c.state == RunState::Exited && !known.contains_key(&c.id)).collect()
     }
 
@@ -57,7 +53,7 @@ impl TerminationMessages {
                 false => Some(file),
             };
             let Some(text) = text else { continue };
-            self.known().insert(status.id.clone(), text);
+            self.known.lock().insert(status.id.clone(), text);
         }
     }
 
@@ -114,7 +110,7 @@ impl TerminationMessages {
 
     /// Keeps what belongs to containers that still exist.
     pub fn retain(&self, exist: &HashSet<ContainerId>) {
-        self.known().retain(|id, _| exist.contains(id));
+        self.known.lock().retain(|id, _| exist.contains(id));
     }
 }
 

@@ -12,12 +12,13 @@ mod overdue;
 mod progress;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_types::ContainerId;
 use kubelet_runtime::runtime::grace_clock::HeldBack;
 use kubelet_runtime::stages;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -84,7 +85,7 @@ impl TakeDowns {
 
     fn line(&self) -> MutexGuard<'_, Line<oneshot::Sender<Slot>>> {
         // Every step leaves the line whole.
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+        self.line.lock()
     }
 
     /// Take-downs that could begin now.
@@ -237,7 +238,7 @@ impl TakeDown {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // Every step leaves it whole.
-        self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.state.lock()
     }
 
     /// Stops a container by `call` when its turn has come.

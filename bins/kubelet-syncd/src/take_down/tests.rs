@@ -38,30 +38,26 @@ impl Drop for Working {
 struct World(Arc<Mutex<Seen>>, Arc<AtomicUsize>);
 
 impl World {
-    fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.0.lock().unwrap()
-    }
-
     fn now(&self) -> Duration {
-        let mut seen = self.seen();
+        let mut seen = self.0.lock();
         let begin = *seen.begin.get_or_insert_with(Instant::now);
         begin.elapsed()
     }
 
     async fn busy_for(&self, time: Duration) {
         {
-            let mut seen = self.seen();
+            let mut seen = self.0.lock();
             seen.busy += 1;
             seen.busiest = seen.busiest.max(seen.busy);
         }
         tokio::time::sleep(time).await;
-        self.seen().busy -= 1;
+        self.0.lock().busy -= 1;
     }
 }
 
 impl Pod for World {
     fn runs(&self, container: &ContainerId) -> bool {
-        self.seen().ends.get(container).is_none_or(|end| Instant::now() < *end)
+        self.0.lock().ends.get(container).is_none_or(|end| Instant::now() < *end)
     }
 
     fn held_back(&self, waits: bool) {
@@ -71,7 +67,7 @@ impl Pod for World {
     }
 
     fn working(&self) -> Box<dyn Send> {
-        self.seen().working += 1;
+        self.0.lock().working += 1;
         Box::new(Working(self.clone()))
     }
 }

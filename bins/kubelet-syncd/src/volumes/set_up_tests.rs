@@ -1,8 +1,7 @@
 //! What volnetd is asked for, and that a fault there or at the API server is kept apart from something missing.
 
-use std::sync::Mutex;
-
 use bulkhead_ipc::volnetd::ContentPlugin;
+use parking_lot::Mutex;
 
 use super::*;
 use kubelet_model::fixtures::{FakeObjects, uid};
@@ -21,22 +20,22 @@ struct Verbs {
 
 impl Verbs {
     fn take(&self) -> Vec<String> {
-        let mut asked = std::mem::take(&mut *self.asked.lock().unwrap());
+        let mut asked = std::mem::take(&mut *self.asked.lock());
         asked.sort();
         asked
     }
 
     fn fail(&self, verb: &'static str, code: tonic::Code) {
-        *self.fails.lock().unwrap() = Some((verb, code));
+        *self.fails.lock() = Some((verb, code));
     }
 
     fn well(&self) {
-        *self.fails.lock().unwrap() = None;
+        *self.fails.lock() = None;
     }
 
     fn call(&self, verb: &'static str, what: String) -> Result<(), VolnetdError> {
-        self.asked.lock().unwrap().push(format!("{verb} {what}"));
-        match *self.fails.lock().unwrap() {
+        self.asked.lock().push(format!("{verb} {what}"));
+        match *self.fails.lock() {
             Some((failing, tonic::Code::Unavailable)) if failing == verb => {
                 Err(VolnetdError::Away { verb, source: tonic::Status::unavailable("restarts") })
             }
@@ -83,12 +82,12 @@ impl VolumeVerbs for Verbs {
 
     async fn put_content(&self, r: api::PutContent, content: &[u8]) -> Result<(), VolnetdError> {
         {
-            let mut busy = self.busy.lock().unwrap();
+            let mut busy = self.busy.lock();
             busy.0 += 1;
             busy.1 = busy.1.max(busy.0);
         }
         tokio::task::yield_now().await;
-        self.busy.lock().unwrap().0 -= 1;
+        self.busy.lock().0 -= 1;
         let content = <api::VolumeContent as prost::Message>::decode(content).unwrap();
         let files: Vec<String> =
             content.files.iter().map(|f| format!("{}={}", f.path, String::from_utf8_lossy(&f.data))).collect();
@@ -218,13 +217,13 @@ async fn few_files_are_on_their_way_at_a_time() {
     spec.containers[0].volume_mounts = serde_json::from_value(names.iter().map(mount).collect()).unwrap();
     let outcomes = w.set_up(&pod).await;
     assert!(errors(&outcomes).is_empty());
-    assert_eq!(w.verbs.busy.lock().unwrap().1, FILES_ON_THEIR_WAY);
+    assert_eq!(w.verbs.busy.lock().1, FILES_ON_THEIR_WAY);
 
     w.objects.put_config_map("cm", &[("k", "new")]);
-    *w.verbs.busy.lock().unwrap() = (0, 0);
+    *w.verbs.busy.lock() = (0, 0);
     let mut known = hashes(&outcomes);
     assert!(w.refresh(&pod, &mut known).await.is_empty());
-    assert_eq!(w.verbs.busy.lock().unwrap().1, FILES_ON_THEIR_WAY);
+    assert_eq!(w.verbs.busy.lock().1, FILES_ON_THEIR_WAY);
     assert_eq!(
         w.verbs.take().iter().filter(|call| call.starts_with("put") && call.contains("k=new")).count(),
         names.len()

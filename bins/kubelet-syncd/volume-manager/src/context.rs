@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bulkhead_types::PodUid;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kubelet_model::events::{EventSink, EventType, InvolvedObject, ObjectEvent, PodEvent};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::actual_state::ActualState;
@@ -86,7 +87,7 @@ impl Context {
 
     pub fn state(&self) -> MutexGuard<'_, State> {
         // Nothing panics between two writes.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Something of the state has changed.
@@ -98,7 +99,7 @@ impl Context {
     /// Waits for one of the driver's places.
     pub async fn place(&self, driver: &str) -> Option<OwnedSemaphorePermit> {
         let semaphore = {
-            let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut places = self.places.lock();
             places.entry(driver.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(PLACES))).clone()
         };
         semaphore.acquire_owned().await.ok()

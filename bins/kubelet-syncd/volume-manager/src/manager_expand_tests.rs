@@ -10,7 +10,7 @@ fn pending(to: &str) -> serde_json::Map<String, serde_json::Value> {
 }
 
 fn grow(outside: &Outside, volume: &'static str, status: serde_json::Map<String, serde_json::Value>) {
-    *lock(&outside.growth) = Growth { volume, status, requests: volume, expands: true, secret: false };
+    *outside.growth.lock() = Growth { volume, status, requests: volume, expands: true, secret: false };
 }
 
 fn since(outside: &Outside, call: &str) -> Vec<String> {
@@ -23,7 +23,7 @@ fn since(outside: &Outside, call: &str) -> Vec<String> {
 async fn mounted() -> (Arc<Outside>, Arc<VolumeManager>) {
     let outside = Outside::new();
     grow(&outside, "1Gi", pending("1Gi"));
-    lock(&outside.growth).status.remove("allocatedResourceStatuses");
+    outside.growth.lock().status.remove("allocatedResourceStatuses");
     let manager = outside.manager();
     mount_pod(&manager, "a").await;
     (outside, manager)
@@ -168,7 +168,7 @@ async fn failures_while_the_pod_runs() {
         manager.add_pod(&uid("a"), &pod_of("a", "c")).await;
         tokio::time::sleep(LONG).await;
         assert_eq!(expansions(&outside), case.tries, "{:?}", case.status);
-        lock(&outside.growth).status.clone_from(&pending("2Gi"));
+        outside.growth.lock().status.clone_from(&pending("2Gi"));
         manager.add_pod(&uid("a"), &pod_of("a", "c")).await;
         tokio::time::sleep(LONG).await;
         let again = case.status.code() == tonic::Code::OutOfRange;
@@ -194,7 +194,7 @@ async fn what_keeps_the_driver_from_being_asked_is_told_to_the_claim() {
     ] {
         let (outside, manager) = mounted().await;
         grow(&outside, "2Gi", pending("2Gi"));
-        lock(&outside.growth).secret = has_secret;
+        outside.growth.lock().secret = has_secret;
         does.into_iter().for_each(|does| outside.will("NodeGetCapabilities", does));
         manager.add_pod(&uid("a"), &pod_of("a", "c")).await;
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -209,7 +209,7 @@ async fn what_keeps_the_driver_from_being_asked_is_told_to_the_claim() {
 async fn a_size_that_nobody_wants_any_more() {
     let outside = Outside::new();
     grow(&outside, "3Gi", pending("3Gi"));
-    lock(&outside.growth).requests = "2Gi";
+    outside.growth.lock().requests = "2Gi";
     outside.will("NodeExpandVolume", Does::Fail(Status::internal("broken")));
     outside.will("NodeExpandVolume", Does::Fail(Status::internal("broken")));
     let manager = outside.manager();
@@ -237,7 +237,7 @@ async fn resizers_of_old() {
     // A driver that has no part in it.
     let outside = Outside::new();
     grow(&outside, "2Gi", old());
-    lock(&outside.growth).expands = false;
+    outside.growth.lock().expands = false;
     let manager = outside.manager();
     mount_pod(&manager, "a").await;
     assert_eq!(since(&outside, "NodePublishVolume"), ["NodeGetCapabilities", "CommitPublish"]);
@@ -250,10 +250,10 @@ async fn a_claim_that_has_less_than_its_volume_is_looked_at_once_a_sync() {
     let (outside, manager) = mounted().await;
     let less = json!({"capacity": {"storage": "1Gi"}, "allocatedResources": {"storage": "1Gi"}});
     grow(&outside, "2Gi", less.as_object().unwrap().clone());
-    lock(&outside.reads).clear();
+    outside.reads.lock().clear();
     manager.add_pod(&uid("a"), &pod_of("a", "c")).await;
     tokio::time::sleep(LONG).await;
-    let claims = lock(&outside.reads).iter().filter(|read| **read == "claim").count();
+    let claims = outside.reads.lock().iter().filter(|read| **read == "claim").count();
     assert!(claims <= 2, "{claims}: with the sync, and for the expansion");
     assert_eq!(since(&outside, "CommitPublish"), Vec::<String>::new());
 }
@@ -265,7 +265,7 @@ async fn what_needs_no_node_is_left_alone() {
         let (outside, manager) = mounted().await;
         let done = json!({"capacity": {"storage": "2Gi"}, "allocatedResources": {"storage": "2Gi"}});
         grow(&outside, "2Gi", done.as_object().unwrap().clone());
-        lock(&outside.growth).expands = expands;
+        outside.growth.lock().expands = expands;
         for _ in 0..2 {
             manager.add_pod(&uid("a"), &pod_of("a", "c")).await;
             tokio::time::sleep(LONG).await;
@@ -301,13 +301,13 @@ async fn what_a_pod_has_is_read_no_further() {
     let manager = outside.manager();
     mount_pod(&manager, "a").await;
     tokio::time::sleep(LONG).await;
-    let reads = || std::mem::take(&mut *lock(&outside.reads));
+    let reads = || std::mem::take(&mut *outside.reads.lock());
     reads();
     let mut changed = manager.context.changed.subscribe();
     let pod = pod_of("a", "c");
     manager.add_pod(&uid("a"), &pod).await;
     assert_eq!((reads(), changed.has_changed().unwrap()), (vec!["volume"], false));
-    lock(&outside.growth).volume = "2Gi";
+    outside.growth.lock().volume = "2Gi";
     manager.add_pod(&uid("a"), &pod).await;
     assert!(changed.has_changed().unwrap());
     tokio::time::sleep(LONG).await;

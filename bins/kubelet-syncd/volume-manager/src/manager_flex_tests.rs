@@ -22,7 +22,7 @@ pub fn shown(request: &api::SetUpFlexRequest) -> String {
 
 fn with_driver(can: FlexCapabilities) -> Arc<Outside> {
     let outside = Outside::new();
-    *lock(&outside.flex) = Some(can);
+    *outside.flex.lock() = Some(can);
     outside
 }
 
@@ -90,7 +90,7 @@ async fn a_driver_that_is_not_there_is_asked_again_with_the_pods_next_sync() {
     let text = "unmounted volumes=[data], unattached volumes=[], failed to process volumes=[data]: failed to get Plugin from \
                 volumeSpec for volume \"data\" err=off";
     assert_eq!((waiting.text.as_str(), waiting.away), (text, false));
-    *lock(&outside.flex) = None;
+    *outside.flex.lock() = None;
     manager.add_pod(&uid("a"), &pod_with_driver(&json!({"driver": "v/d"}))).await;
     assert!(manager.wait_for_attach_and_mount(&uid("a"), LONG).await.unwrap_err().away);
     assert_eq!(outside.log(), ["AskFlexDriver v/off", "AskFlexDriver v/d"]);
@@ -132,8 +132,8 @@ async fn what_is_attached_is_in_use_until_the_driver_has_unmounted_it() {
     in_use.wait_for(|in_use| in_use.names.is_empty()).await.unwrap();
     assert_eq!(outside.log().last().unwrap(), "EndDisk kubernetes.io/flexvolume/v/d/pv");
     // A successor that finds one which nobody wants has it unmounted, and lists it until then.
-    lock(&outside.disks).insert(ATTACHED.into());
-    lock(&outside.log).clear();
+    outside.disks.lock().insert(ATTACHED.into());
+    outside.log.lock().clear();
     let _successor = outside.manager();
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(outside.log(), ["EndDisk kubernetes.io/flexvolume/v/d/pv"]);
@@ -164,7 +164,7 @@ async fn a_driver_has_its_part_in_expansions() {
     let outside = attaching();
     attach(&outside);
     let status = json!({"capacity": {"storage": "1Gi"}}).as_object().unwrap().clone();
-    *lock(&outside.growth) = Growth { volume: "2Gi", status, requests: "2Gi", expands: false, secret: false };
+    *outside.growth.lock() = Growth { volume: "2Gi", status, requests: "2Gi", expands: false, secret: false };
     outside.will("SetUpFlex", Does::NotRegistered);
     outside.will("SetUpFlex", Does::Fail(Status::aborted("no room")));
     let manager = outside.manager();
@@ -182,8 +182,8 @@ async fn a_driver_has_its_part_in_expansions() {
     let failed = "FailedMount MountVolume.Setup failed while expanding volume for volume \"pv\" : no room";
     assert_eq!(outside.events()[0], failed);
     // While its pod runs.
-    lock(&outside.growth).volume = "3Gi";
-    lock(&outside.log).clear();
+    outside.growth.lock().volume = "3Gi";
+    outside.log.lock().clear();
     manager.add_pod(&uid("a"), &pod_of("a", "c")).await;
     tokio::time::sleep(LONG).await;
     assert_eq!(outside.log(), [grown(3, 2), "claim [3Gi] [] true []".to_owned()]);
@@ -191,8 +191,8 @@ async fn a_driver_has_its_part_in_expansions() {
     let status = json!({"capacity": {"storage": "3Gi"}, "allocatedResources": {"storage": "4Gi"},
         "allocatedResourceStatuses": {"storage": "NodeResizePending"}});
     let status = status.as_object().unwrap().clone();
-    *lock(&outside.growth) = Growth { volume: "4Gi", status, requests: "4Gi", expands: false, secret: false };
-    lock(&outside.log).clear();
+    *outside.growth.lock() = Growth { volume: "4Gi", status, requests: "4Gi", expands: false, secret: false };
+    outside.log.lock().clear();
     outside.will("SetUpFlex", Does::Fail(Status::failed_precondition("nothing is mounted")));
     manager.add_pod(&uid("a"), &pod_of("a", "c")).await;
     tokio::time::sleep(LONG).await;

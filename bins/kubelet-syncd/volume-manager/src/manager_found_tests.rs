@@ -9,9 +9,9 @@ async fn what_was_found_is_not_gone_because_it_is_refused() {
     for call in ["NodeStageVolume", "NodePublishVolume"] {
         let outside = Outside::new();
         mount_pod(&outside.manager(), "a").await;
-        lock(&outside.staged).values_mut().for_each(|staged| staged.1 = false);
-        lock(&outside.published).values_mut().for_each(|published| published.1 = false);
-        lock(&outside.log).clear();
+        outside.staged.lock().values_mut().for_each(|staged| staged.1 = false);
+        outside.published.lock().values_mut().for_each(|published| published.1 = false);
+        outside.log.lock().clear();
         outside.will(call, Does::Fail(Status::invalid_argument("no")));
         let manager = outside.manager();
         begin(&manager, "a").await;
@@ -34,12 +34,12 @@ async fn what_was_found_is_not_gone_because_it_is_refused() {
 async fn a_restart_adopts_what_is_there() {
     let outside = Outside::new();
     mount_pod(&outside.manager(), "a").await;
-    lock(&outside.log).clear();
+    outside.log.lock().clear();
     let manager = outside.manager();
     mount_pod(&manager, "a").await;
     assert_eq!(outside.log(), ["CommitPublish"]);
-    lock(&outside.log).clear();
-    lock(&outside.published).values_mut().for_each(|published| published.1 = false);
+    outside.log.lock().clear();
+    outside.published.lock().values_mut().for_each(|published| published.1 = false);
     mount_pod(&outside.manager(), "a").await;
     assert_eq!(outside.log(), ["NodeGetCapabilities", "PreparePublish", "NodePublishVolume", "CommitPublish"]);
 }
@@ -49,7 +49,7 @@ async fn a_restart_adopts_what_is_there() {
 async fn a_mount_that_has_died_is_made_again_by_its_driver() {
     let outside = Outside::new();
     mount_pod(&outside.manager(), "a").await;
-    lock(&outside.log).clear();
+    outside.log.lock().clear();
     // That kubelet-volnetd is away says nothing of it.
     outside.will("CommitPublish", Does::Fail(Status::unavailable("starting")));
     let died = "stat /target: Transport endpoint is not connected";
@@ -66,13 +66,13 @@ async fn a_mount_that_has_died_is_made_again_by_its_driver() {
 async fn what_was_found_stays_while_a_claim_cannot_be_read() {
     let outside = Outside::new();
     mount_pod(&outside.manager(), "a").await;
-    lock(&outside.published).clear();
+    outside.published.lock().clear();
     let manager = outside.manager();
     let (a, pod) = (uid("a"), pod_of("a", "unbound"));
     manager.await_pods([(&a, &*pod)].into_iter());
     manager.add_pod(&a, &pod).await;
     tokio::time::sleep(POPULATED_WITHIN / 2).await;
-    assert_eq!(lock(&outside.staged).len(), 1);
+    assert_eq!(outside.staged.lock().len(), 1);
     tokio::time::sleep(POPULATED_WITHIN).await;
-    assert!(lock(&outside.staged).is_empty());
+    assert!(outside.staged.lock().is_empty());
 }

@@ -23,7 +23,7 @@ async fn a_path_of_the_host_has_no_options_and_is_no_block_volume() {
         let outside = Outside::new();
         let mut spec = volume;
         spec["hostPath"] = json!({"path": "/srv"});
-        *lock(&outside.host_path) = spec;
+        *outside.host_path.lock() = spec;
         let manager = outside.manager();
         let mut pod = (*pod_of("a", "c")).clone();
         if device {

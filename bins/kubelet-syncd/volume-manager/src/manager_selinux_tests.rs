@@ -39,7 +39,7 @@ async fn one_label_after_the_other() {
     let there = manager.wait_for_attach_and_mount(&uid("a"), LONG).await.unwrap();
     assert!(!there["data"].relabel);
     let flags = |label: &str| [format!("stage context=\"{label}\""), format!("publish context=\"{label}\"")];
-    assert_eq!(std::mem::take(&mut *lock(&outside.flags)), flags("u:r:t:s0:c1,c2"));
+    assert_eq!(std::mem::take(&mut *outside.flags.lock()), flags("u:r:t:s0:c1,c2"));
     // Another pod wants another one, as long as the first wants its own.
     want(&manager, "b", "s0:c3").await;
     let waiting = manager.wait_for_attach_and_mount(&uid("b"), LONG).await.unwrap_err();
@@ -67,7 +67,7 @@ async fn one_label_after_the_other() {
         )],
         "it is said once, and the pod has not failed"
     );
-    assert_eq!(std::mem::take(&mut *lock(&outside.flags)), flags("u:r:t:s0:c3"));
+    assert_eq!(std::mem::take(&mut *outside.flags.lock()), flags("u:r:t:s0:c3"));
     assert!(manager.why(&uid("b")).is_empty());
     // Another pod with the same label needs no other stage.
     manager.remove_pod(&uid("b"));
@@ -83,11 +83,11 @@ async fn without_a_label_it_is_the_runtimes() {
     mount_pod(&manager, "a").await;
     let there = manager.wait_for_attach_and_mount(&uid("a"), LONG).await.unwrap();
     assert!(there["data"].relabel);
-    assert_eq!(*lock(&outside.flags), ["stage ", "publish "]);
+    assert_eq!(*outside.flags.lock(), ["stage ", "publish "]);
     // Where SELinux is off nothing is looked at.
     let outside = Outside::new();
     let manager = outside.manager();
     want(&manager, "a", "s0:c1").await;
     manager.wait_for_attach_and_mount(&uid("a"), LONG).await.unwrap();
-    assert_eq!(*lock(&outside.flags), ["stage ", "publish "]);
+    assert_eq!(*outside.flags.lock(), ["stage ", "publish "]);
 }

@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bulkhead_csi::v1 as csi;
 use bulkhead_ipc::common::{DestructiveGuard, FlexCapabilities};
@@ -16,6 +15,7 @@ use kubelet_edges::csi::CsiError;
 use kubelet_edges::volnetd::VolnetdError;
 use kubelet_model::events::{EventSink, NodeEvent, ObjectEvent, PodEvent};
 use kubelet_model::objects::{ObjectError, Token, TokenWanted};
+use parking_lot::Mutex;
 use serde_json::json;
 use tonic::Status;
 
@@ -88,10 +88,6 @@ struct Growth {
     secret: bool,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 const UNIQUE: &str = "kubernetes.io/csi/d^h";
 
 impl Outside {
@@ -128,24 +124,24 @@ impl Outside {
     }
 
     fn say(&self, what: impl Into<String>) {
-        lock(&self.log).push(what.into());
+        self.log.lock().push(what.into());
     }
 
     fn log(&self) -> Vec<String> {
-        lock(&self.log).clone()
+        self.log.lock().clone()
     }
 
     fn events(&self) -> Vec<String> {
-        lock(&self.events).clone()
+        self.events.lock().clone()
     }
 
     fn will(&self, call: &'static str, does: Does) {
-        lock(&self.script).entry(call).or_default().push_back(does);
+        self.script.lock().entry(call).or_default().push_back(does);
     }
 
     async fn called(&self, call: &'static str) -> Result<(), CsiError> {
         self.say(call);
-        let does = lock(&self.script).get_mut(call).and_then(VecDeque::pop_front);
+        let does = self.script.lock().get_mut(call).and_then(VecDeque::pop_front);
         match does {
             None => Ok(()),
             Some(Does::Fail(status)) => Err(CsiError::from(status)),
@@ -204,21 +200,21 @@ impl End {
     fn note_flags(&self, call: &str, capability: Option<csi::VolumeCapability>) {
         use csi::volume_capability::AccessType;
         if let Some(AccessType::Mount(mount)) = capability.and_then(|capability| capability.access_type) {
-            lock(&self.0.flags).push(format!("{call} {}", mount.mount_flags.join(",")));
+            self.0.flags.lock().push(format!("{call} {}", mount.mount_flags.join(",")));
         }
     }
 }
 
 impl EventSink for End {
     fn emit(&self, event: PodEvent) {
-        lock(&self.0.events).push(format!("{} {}", event.reason, event.message));
+        self.0.events.lock().push(format!("{} {}", event.reason, event.message));
     }
 
     fn emit_node(&self, _: NodeEvent) {}
 
     fn emit_object(&self, event: ObjectEvent) {
         let ObjectEvent { object, reason, message, .. } = event;
-        lock(&self.0.events).push(format!("{} {}: {reason} {message}", object.kind, object.name));
+        self.0.events.lock().push(format!("{} {}: {reason} {message}", object.kind, object.name));
     }
 }
 
@@ -226,7 +222,7 @@ impl ClaimWriter for End {
     fn write(&self, status: ClaimStatus) -> futures_util::future::BoxFuture<'_, Result<(), String>> {
         let ClaimStatus { capacity, resize_status, resize_done, resize_error, .. } = status;
         self.0.say(format!("claim [{capacity}] [{resize_status}] {resize_done} [{resize_error}]"));
-        let claim = &mut lock(&self.0.growth).status;
+        let claim = &mut self.0.growth.lock().status;
         if !capacity.is_empty() {
             claim.insert("capacity".into(), json!({"storage": capacity}));
         }
@@ -247,8 +243,8 @@ impl Drivers for End {
     fn capabilities<'a>(&'a self, _: &'a str, _: bool) -> Answer<'a, Capabilities> {
         async {
             self.0.called("NodeGetCapabilities").await?;
-            let expand = lock(&self.0.growth).expands;
-            let stats = lock(&self.0.script).contains_key("NodeGetVolumeStats");
+            let expand = self.0.growth.lock().expands;
+            let stats = self.0.script.lock().contains_key("NodeGetVolumeStats");
             Ok(Capabilities { stage: true, expand, stats, ..Capabilities::default() })
         }
         .boxed()
@@ -306,14 +302,14 @@ impl VolumeVerbs for End {
     fn prepare_stage(&self, request: api::PrepareStageRequest) -> Reply<'_, api::PrepareStageReply> {
         self.0.say("PrepareStage");
         let handle = handle(request.device.as_ref());
-        lock(&self.0.staged).insert(handle.clone(), (request.device.unwrap_or_default(), false));
+        self.0.staged.lock().insert(handle.clone(), (request.device.unwrap_or_default(), false));
         async move { Ok(api::PrepareStageReply { staging_path: format!("/staging/{handle}"), committed_before: false }) }
             .boxed()
     }
 
     fn commit_stage(&self, request: api::CsiDevice) -> Reply<'_, api::CommitStageReply> {
         self.0.say("CommitStage");
-        lock(&self.0.staged).insert(request.volume_handle.clone(), (request, true));
+        self.0.staged.lock().insert(request.volume_handle.clone(), (request, true));
         async { Ok(api::CommitStageReply {}) }.boxed()
     }
 
@@ -324,7 +320,7 @@ impl VolumeVerbs for End {
 
     fn end_stage(&self, request: api::EndStageRequest) -> Reply<'_, api::EndStageReply> {
         self.0.say("EndStage");
-        lock(&self.0.staged).remove(&handle(request.device.as_ref()));
+        self.0.staged.lock().remove(&handle(request.device.as_ref()));
         async { Ok(api::EndStageReply {}) }.boxed()
     }
 
@@ -332,14 +328,14 @@ impl VolumeVerbs for End {
         self.0.say("PreparePublish");
         let data = request.data.unwrap_or_default();
         let key = (request.pod_uid, handle(data.device.as_ref()));
-        lock(&self.0.published).entry(key).or_insert((data, false));
+        self.0.published.lock().entry(key).or_insert((data, false));
         async { Ok(api::PreparePublishReply { target_path: "/target".into(), committed_before: false }) }.boxed()
     }
 
     fn commit_publish(&self, request: api::CommitPublishRequest) -> Reply<'_, api::CommitPublishReply> {
         self.0.say("CommitPublish");
         // As a volume of many files.
-        let does = lock(&self.0.script).get_mut("CommitPublish").and_then(VecDeque::pop_front);
+        let does = self.0.script.lock().get_mut("CommitPublish").and_then(VecDeque::pop_front);
         if let Some(Does::Fail(source)) = does {
             let refused = if source.code() == tonic::Code::Unavailable {
                 VolnetdError::Away { verb: "commit_publish", source }
@@ -350,7 +346,7 @@ impl VolumeVerbs for End {
         }
         let takes = Duration::from_secs(if request.fs_group == Some(100) { 100 } else { 0 });
         let key = (request.pod_uid, handle(request.device.as_ref()));
-        if let Some(published) = lock(&self.0.published).get_mut(&key) {
+        if let Some(published) = self.0.published.lock().get_mut(&key) {
             published.1 = true;
         }
         async move {
@@ -368,12 +364,12 @@ impl VolumeVerbs for End {
     fn end_publish(&self, request: api::EndPublishRequest) -> Reply<'_, api::EndPublishReply> {
         assert_eq!(request.device.as_ref().unwrap().spec_name, "pv");
         self.0.say("EndPublish");
-        lock(&self.0.published).remove(&(request.pod_uid, handle(request.device.as_ref())));
+        self.0.published.lock().remove(&(request.pod_uid, handle(request.device.as_ref())));
         async { Ok(api::EndPublishReply {}) }.boxed()
     }
 
     fn list_staged(&self) -> Reply<'_, Vec<api::StagedVolume>> {
-        let staged = lock(&self.0.staged).clone();
+        let staged = self.0.staged.lock().clone();
         let staged = staged.into_values().map(|(device, committed)| api::StagedVolume {
             staging_path: format!("/staging/{}", device.volume_handle),
             device: Some(api::CsiDevice { spec_name: String::new(), ..device }),
@@ -386,7 +382,7 @@ impl VolumeVerbs for End {
     }
 
     fn list_published(&self) -> Reply<'_, Vec<api::PublishedVolume>> {
-        let published = lock(&self.0.published).clone();
+        let published = self.0.published.lock().clone();
         let published = published.into_iter().map(|((pod_uid, _), (data, committed))| api::PublishedVolume {
             pod_uid,
             data: Some(data),
@@ -414,13 +410,13 @@ impl VolumeVerbs for End {
         let disk = disk.unwrap_or_default();
         let name = format!("{}-lun-{}", disk.target_wwns.join("-"), disk.lun);
         self.0.say(format!("SetUpFc {volume} {name} {fs_type} {read_only}"));
-        lock(&self.0.disks).insert(name);
+        self.0.disks.lock().insert(name);
         async { Ok(api::SetUpVolumeReply { host_path: "/fc".into(), ..Default::default() }) }.boxed()
     }
 
     fn ask_flex_driver(&self, request: api::AskFlexDriverRequest) -> Reply<'_, api::AskFlexDriverReply> {
         self.0.say(format!("AskFlexDriver {}", request.driver));
-        let said = match *lock(&self.0.flex) {
+        let said = match *self.0.flex.lock() {
             Some(_) if request.driver == "v/off" => Err(Status::aborted("off")),
             None => Err(Status::unavailable("starting")),
             capabilities => Ok(api::AskFlexDriverReply { capabilities }),
@@ -431,9 +427,9 @@ impl VolumeVerbs for End {
     fn set_up_flex(&self, request: api::SetUpFlexRequest) -> Reply<'_, api::SetUpFlexReply> {
         self.0.say(flexvolume::shown(&request));
         if request.device.is_some() {
-            lock(&self.0.disks).insert(format!("{}/{}", request.driver, request.volume));
+            self.0.disks.lock().insert(format!("{}/{}", request.driver, request.volume));
         }
-        let does = lock(&self.0.script).get_mut("SetUpFlex").and_then(VecDeque::pop_front);
+        let does = self.0.script.lock().get_mut("SetUpFlex").and_then(VecDeque::pop_front);
         async {
             match does {
                 Some(Does::Fail(source)) => Err(flexvolume::refusal("set_up_flex", source)),
@@ -452,12 +448,12 @@ impl VolumeVerbs for End {
     fn end_disk(&self, request: api::EndDiskRequest) -> Reply<'_, api::EndDiskReply> {
         let place = request.place.unwrap_or_default();
         self.0.say(format!("EndDisk {}/{}", place.plugin, place.name));
-        lock(&self.0.disks).remove(&place.name);
+        self.0.disks.lock().remove(&place.name);
         async { Ok(api::EndDiskReply {}) }.boxed()
     }
 
     fn list_disks(&self) -> Reply<'_, Vec<api::DiskState>> {
-        let disks = lock(&self.0.disks).clone().into_iter();
+        let disks = self.0.disks.lock().clone().into_iter();
         let plugin = |name: &str| if name.contains('/') { "kubernetes.io/flexvolume" } else { "kubernetes.io/fc" };
         let state = |name: String| api::DiskState {
             place: Some(api::DiskPlace { plugin: plugin(&name).into(), name, block: false }),
@@ -474,8 +470,8 @@ impl VolumeVerbs for End {
 
 impl ClusterReader for End {
     fn claim<'a>(&'a self, namespace: &'a str, name: &'a str) -> Read<'a, Arc<PersistentVolumeClaim>> {
-        lock(&self.0.reads).push("claim");
-        let growth = lock(&self.0.growth).clone();
+        self.0.reads.lock().push("claim");
+        let growth = self.0.growth.lock().clone();
         let mut status = growth.status;
         status.insert("phase".into(), json!(if name == "unbound" { "Pending" } else { "Bound" }));
         let mut claim = json!({"metadata": {"name": name, "namespace": namespace, "uid": "cu"},
@@ -487,28 +483,28 @@ impl ClusterReader for End {
     }
 
     fn volume<'a>(&'a self, name: &'a str) -> Read<'a, Arc<PersistentVolume>> {
-        lock(&self.0.reads).push("volume");
+        self.0.reads.lock().push("volume");
         let mut volume = json!({"metadata": {"name": name}, "spec": {"claimRef": {"uid": "cu"},
             "accessModes": ["ReadWriteOnce"], "csi": {"driver": "d", "volumeHandle": "h"}}});
         if self.0.selinux.is_some() {
             volume["spec"]["accessModes"] = json!(["ReadWriteOncePod"]);
         }
-        if lock(&self.0.flex).is_some() {
+        if self.0.flex.lock().is_some() {
             let spec = volume["spec"].as_object_mut().unwrap();
             spec.remove("csi");
             spec.insert("flexVolume".into(), json!({"driver": "v/d", "fsType": "xfs"}));
         }
-        let Growth { volume: size, secret, .. } = *lock(&self.0.growth);
+        let Growth { volume: size, secret, .. } = *self.0.growth.lock();
         if !size.is_empty() {
             volume["spec"]["capacity"] = json!({"storage": size});
         }
         if secret {
             volume["spec"]["csi"]["nodeExpandSecretRef"] = json!({"namespace": "kube-system", "name": "s"});
         }
-        if !lock(&self.0.host_path).is_null() {
+        if !self.0.host_path.lock().is_null() {
             let spec = volume["spec"].as_object_mut().unwrap();
             spec.remove("csi");
-            spec.extend(lock(&self.0.host_path).as_object().unwrap().clone());
+            spec.extend(self.0.host_path.lock().as_object().unwrap().clone());
         }
         async move { Ok(Arc::new(serde_json::from_value(volume).unwrap())) }.boxed()
     }
@@ -596,7 +592,7 @@ async fn a_volume_comes_and_goes() {
     manager.wait_for_unmount(&uid("b"), LONG).await.unwrap();
     in_use.wait_for(|in_use| in_use.names.is_empty()).await.unwrap();
     assert_eq!(outside.log()[17..], ["NodeGetCapabilities", "BeginUnstage", "NodeUnstageVolume", "EndStage"]);
-    assert!(lock(&outside.staged).is_empty() && lock(&outside.published).is_empty());
+    assert!(outside.staged.lock().is_empty() && outside.published.lock().is_empty());
     assert!(outside.events().is_empty());
 }
 
@@ -695,7 +691,7 @@ async fn what_is_uncertain_is_taken_back_with_its_pod() {
         let log = outside.log();
         assert!(log.contains(&opposite.to_owned()), "{call}: {log:?}");
         assert_eq!(log.iter().filter(|line| *line == call).count(), 1, "{log:?}");
-        assert!(lock(&outside.staged).is_empty() && lock(&outside.published).is_empty(), "{call}: {log:?}");
+        assert!(outside.staged.lock().is_empty() && outside.published.lock().is_empty(), "{call}: {log:?}");
     }
 }
 
@@ -725,7 +721,7 @@ async fn a_silent_driver_is_asked_for_the_room_of_no_further_volume() {
 async fn a_pod_that_has_ended_before_its_volumes_are_listed() {
     let outside = Outside::new();
     mount_pod(&outside.manager(), "a").await;
-    lock(&outside.log).clear();
+    outside.log.lock().clear();
     outside.epoch.send_replace(0);
     let manager = outside.manager();
     manager.remove_pod(&uid("a"));
@@ -798,11 +794,11 @@ async fn leftovers_go_when_their_pod_is_known_to_be_gone() {
     mount_pod(&outside.manager(), "a").await;
     let manager = outside.manager();
     tokio::time::sleep(LONG).await;
-    assert_eq!(lock(&outside.published).len(), 1);
+    assert_eq!(outside.published.lock().len(), 1);
     assert_eq!(manager.in_use().borrow().names, [UNIQUE]);
     manager.retain(|uid| uid.as_str() != "a");
     manager.in_use().wait_for(|in_use| in_use.names.is_empty()).await.unwrap();
-    assert!(lock(&outside.staged).is_empty() && lock(&outside.published).is_empty());
+    assert!(outside.staged.lock().is_empty() && outside.published.lock().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -810,7 +806,7 @@ async fn a_driver_that_wants_it_is_called_with_every_sync() {
     let outside = Outside::with(true);
     let manager = outside.manager();
     mount_pod(&manager, "a").await;
-    lock(&outside.log).clear();
+    outside.log.lock().clear();
     outside.will("NodePublishVolume", Does::Fail(Status::internal("no")));
     manager.add_pod(&uid("a"), &pod_of("a", "c")).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -820,7 +816,7 @@ async fn a_driver_that_wants_it_is_called_with_every_sync() {
     assert_eq!(outside.log()[3..6], called);
     assert_eq!(outside.log()[6..], ["CommitPublish"]);
     manager.wait_for_attach_and_mount(&uid("a"), Duration::ZERO).await.unwrap();
-    lock(&outside.log).clear();
+    outside.log.lock().clear();
     manager.add_pod(&uid("a"), &pod_of("a", "c")).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(outside.log()[..3], called);
@@ -888,8 +884,8 @@ async fn a_disk_is_detached_after_its_last_pod() {
     in_use.wait_for(|in_use| in_use.names.is_empty()).await.unwrap();
     assert_eq!(outside.log().last().unwrap(), "EndDisk kubernetes.io/fc/50-51-lun-1");
     // A successor that finds one which nobody wants detaches it.
-    lock(&outside.disks).insert("50-51-lun-1".into());
-    lock(&outside.log).clear();
+    outside.disks.lock().insert("50-51-lun-1".into());
+    outside.log.lock().clear();
     let _successor = outside.manager();
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(outside.log(), ["EndDisk kubernetes.io/fc/50-51-lun-1"]);
@@ -905,7 +901,7 @@ async fn a_node_that_attaches_by_itself() {
     manager.folders_ready(&uid("a"));
     manager.wait_for_attach_and_mount(&uid("a"), LONG).await.unwrap();
     assert_eq!(outside.events(), ["SuccessfulAttachVolume AttachVolume.Attach succeeded for volume \"data\" "]);
-    lock(&outside.events).clear();
+    outside.events.lock().clear();
     begin(&manager, "b").await;
     let waiting = manager.wait_for_attach_and_mount(&uid("b"), Duration::from_secs(2)).await.unwrap_err();
     let refused = "AttachVolume.Attach failed for volume \"pv\" : attaching volumes from the kubelet is not supported";

@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bulkhead_csi::v1 as csi;
@@ -14,6 +14,7 @@ use futures_util::stream::BoxStream;
 use futures_util::{Stream, StreamExt as _, stream};
 use kubelet_edges::csi::CsiError;
 use kubelet_model::events::EventType;
+use parking_lot::Mutex;
 
 use crate::actual_state::{Presence, Published};
 use crate::context::Context;
@@ -74,7 +75,7 @@ struct Asked<'a>(&'a Statistics, (PodUid, UniqueName));
 
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
-        self.0.asked.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.1);
+        self.0.asked.lock().remove(&self.1);
     }
 }
 
@@ -162,7 +163,7 @@ impl Statistics {
             return answer;
         }
         let key = (answer.pod.clone(), unique);
-        if !self.asked.lock().unwrap_or_else(PoisonError::into_inner).insert(key.clone()) {
+        if !self.asked.lock().insert(key.clone()) {
             return answer;
         }
         let _asked = Asked(self, key);

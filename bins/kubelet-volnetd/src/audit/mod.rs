@@ -10,11 +10,12 @@ mod store;
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bulkhead_ipc::peers::Role;
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use prometheus::IntCounter;
 use tokio::sync::broadcast;
 use tonic::Status;
@@ -93,7 +94,7 @@ impl AuditLog {
     /// # Errors
     /// The files cannot be read.
     pub fn read(&self, filter: &Filter) -> Result<(Vec<Record>, broadcast::Receiver<Arc<Record>>), StoreError> {
-        let mut store = lock(&self.0.store);
+        let mut store = self.0.store.lock();
         self.write_to(&mut store);
         // Under the lock nothing is written: what comes is what is not in the files.
         let live = self.0.live.subscribe();
@@ -101,7 +102,7 @@ impl AuditLog {
     }
 
     fn add(&self, record: Record) {
-        let mut queue = lock(&self.0.queue);
+        let mut queue = self.0.queue.lock();
         if queue.records.len() >= QUEUE_MAX {
             queue.dropped += 1;
             self.0.dropped.inc();
@@ -129,7 +130,7 @@ impl AuditLog {
 
     /// Writes what is queued. Blocks.
     pub fn write(&self) {
-        self.write_to(&mut lock(&self.0.store));
+        self.write_to(&mut self.0.store.lock());
     }
 
     /// Until nothing is queued.
@@ -137,7 +138,7 @@ impl AuditLog {
         let mut lost = 0;
         loop {
             let mut records = {
-                let mut queue = lock(&self.0.queue);
+                let mut queue = self.0.queue.lock();
                 if queue.records.is_empty() {
                     queue.is_written = false;
                     queue.dropped += lost;
@@ -191,10 +192,6 @@ impl Drop for Begun {
             self.tell(String::new(), tonic::Code::Cancelled, "the caller does not wait for it any more");
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

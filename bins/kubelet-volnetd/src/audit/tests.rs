@@ -71,7 +71,7 @@ async fn the_disk_holds_a_bounded_number() {
             audit.begin(Act { object: long.clone(), ..act("Volumes/PreparePod", "u") }).ended(Ok(String::new()));
         }
         // Until these are written.
-        while !lock(&audit.0.queue).records.is_empty() || lock(&audit.0.queue).is_written {
+        while !audit.0.queue.lock().records.is_empty() || audit.0.queue.lock().is_written {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
@@ -89,14 +89,14 @@ async fn a_full_disk_drops_and_counts() {
     let temp = tempfile::tempdir().unwrap();
     let audit = log(temp.path());
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let file = lock(&audit.0.store).replace_file(full);
+    let file = audit.0.store.lock().replace_file(full);
     for _ in 0..3 {
         audit.begin(act("Volumes/PreparePod", "u")).ended(Ok(String::new()));
     }
-    while audit.0.dropped.get() < 3 || lock(&audit.0.queue).is_written {
+    while audit.0.dropped.get() < 3 || audit.0.queue.lock().is_written {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    lock(&audit.0.store).replace_file(file);
+    audit.0.store.lock().replace_file(file);
     audit.begin(act("Volumes/TearDownPod", "u")).ended(Ok(String::new()));
     let records = kept(&audit, 1).await;
     assert_eq!((records.len(), records[0].dropped_before, records[0].sequence), (1, 3, 1));

@@ -17,7 +17,7 @@ mod watches;
 
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::common::DestructiveGuard;
@@ -71,7 +71,7 @@ impl Verbs {
 
     /// The guard of destructive verbs.
     fn guard(&self, guard: Option<&DestructiveGuard>) -> Result<(), Status> {
-        let mut state = self.node.guard.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.node.guard.lock();
         Ok(state.check(guard)?)
     }
 

@@ -308,13 +308,13 @@ mod tests {
         let [manifests, serving] = ["manifests", "serving.crt"].map(|name| dir.path().join(name));
         std::fs::create_dir(&manifests).unwrap();
         let used_up = Arc::new(AtomicBool::new(true));
-        let (kernel, said) = (used_up.clone(), Arc::new(std::sync::Mutex::new(Vec::new())));
+        let (kernel, said) = (used_up.clone(), Arc::new(parking_lot::Mutex::new(Vec::new())));
         let open: Opener = Box::new(move || {
             if kernel.load(Ordering::Relaxed) { Err(rustix::io::Errno::MFILE.into()) } else { Inotify::new() }
         });
         let told: ReportHealth = {
             let said = said.clone();
-            Box::new(move |text| said.lock().unwrap().push(text))
+            Box::new(move |text| said.lock().push(text))
         };
         let followed =
             Followed { manifests: Some(manifests.clone()), serving: vec![serving.clone()], ..Followed::default() };
@@ -327,7 +327,7 @@ mod tests {
         certificates.recv().await.unwrap();
         std::fs::write(&serving, "x").unwrap();
         certificates.recv().await.unwrap();
-        let text = said.lock().unwrap().clone();
+        let text = said.lock().clone();
         assert!(matches!(&text[..], [Some(why)] if why.contains("max_user_instances")), "said once: {text:?}");
 
         used_up.store(false, Ordering::Relaxed);
@@ -335,6 +335,6 @@ mod tests {
         while next(&mut changes).await == ManifestChange::Rescan {
             std::fs::write(manifests.join("pod.yaml"), "x").unwrap();
         }
-        assert_eq!(said.lock().unwrap().last(), Some(&None), "told that it is over");
+        assert_eq!(said.lock().last(), Some(&None), "told that it is over");
     }
 }

@@ -112,12 +112,12 @@ async fn names_and_trust_as_the_kubeconfig_says() {
 
 #[tokio::test]
 async fn many_watches_do_not_keep_calls_from_the_server() {
-    let open = std::sync::Mutex::new(Vec::new());
+    let open = parking_lot::Mutex::new(Vec::new());
     let secure = Secure::start(&["h2"], move |seen| {
         if seen.is_watch() {
             let (sender, response) = world::stream();
             sender.send(world::bookmark(1, true)).unwrap();
-            open.lock().unwrap().push(sender);
+            open.lock().push(sender);
             response
         } else {
             list(1, &[], "")

@@ -493,7 +493,7 @@ async fn an_object_that_cannot_be_decoded_is_left_out_and_no_other() {
 
 #[tokio::test]
 async fn a_watch_outlives_its_credentials() {
-    let open = std::sync::Mutex::new(Vec::new());
+    let open = parking_lot::Mutex::new(Vec::new());
     let secure = Secure::start(&["h2"], move |seen| {
         let (events, response) = world::stream();
         if seen.query().contains("sendInitialEvents") {
@@ -502,7 +502,7 @@ async fn a_watch_outlives_its_credentials() {
         } else {
             events.send(event("MODIFIED", pod("a", 6))).unwrap();
         }
-        open.lock().unwrap().push(events);
+        open.lock().push(events);
         response
     })
     .await;

@@ -2,8 +2,8 @@
 //! test makes up. What was asked for is kept.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bulkhead_apiclient::{ApiClient, CredentialFile, MemorySource};
@@ -16,6 +16,7 @@ use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use parking_lot::Mutex;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -176,7 +177,7 @@ impl Server {
     }
 
     pub fn seen(&self) -> Vec<Seen> {
-        self.seen.lock().unwrap().clone()
+        self.seen.lock().clone()
     }
 
     pub fn url(&self) -> String {
@@ -284,7 +285,7 @@ async fn serve(
                     connection,
                     client,
                 };
-                kept.lock().unwrap().push(seen.clone());
+                kept.lock().push(seen.clone());
                 Ok::<_, hyper::Error>(handler(seen).await)
             }
         })

@@ -4,10 +4,10 @@ mod audit;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
-use std::sync::Mutex;
 
 use anyhow::Result;
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use serde_json::Value;
 
 use self::audit::AuditLog;
@@ -82,8 +82,8 @@ impl RequestLog {
         Ok(Self { inner: Mutex::default(), audit: Some(Mutex::new(AuditLog::open(path)?)) })
     }
 
-    fn audit(&self) -> Option<std::sync::MutexGuard<'_, AuditLog>> {
-        self.audit.as_ref().map(|audit| audit.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    fn audit(&self) -> Option<parking_lot::MutexGuard<'_, AuditLog>> {
+        self.audit.as_ref().map(|audit| audit.lock())
     }
 
     /// Takes over what a real server has written meanwhile.
@@ -91,14 +91,10 @@ impl RequestLog {
         self.audit().map_or(Ok(()), |mut audit| audit.read_on(self))
     }
 
-    fn inner(&self) -> std::sync::MutexGuard<'_, Inner> {
+    fn inner(&self) -> parking_lot::MutexGuard<'_, Inner> {
         // What cannot be read now is read at the next look.
         let _ = self.read_on();
-        self.unread()
-    }
-
-    fn unread(&self) -> std::sync::MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// Begins anew, with a file that grows no further than a test needs.
@@ -106,12 +102,12 @@ impl RequestLog {
         if let Some(mut audit) = self.audit() {
             audit.begin_anew();
         }
-        *self.unread() = Inner::default();
+        *self.inner.lock() = Inner::default();
     }
 
     /// Notes a request's arrival; gives its number.
     pub(super) fn begin(&self, mut record: Record) -> u64 {
-        let mut inner = self.unread();
+        let mut inner = self.inner.lock();
         inner.next += 1;
         record.number = inner.next;
         let key = (record.user.clone(), record.what());
@@ -125,7 +121,7 @@ impl RequestLog {
 
     /// Notes the answer.
     pub(super) fn end(&self, number: u64, status: u16, body: Option<Value>) {
-        let mut inner = self.unread();
+        let mut inner = self.inner.lock();
         let Some(first) = inner.records.front().map(|record| record.number) else { return };
         let index = number.checked_sub(first).and_then(|index| usize::try_from(index).ok());
         if let Some(record) = index.and_then(|index| inner.records.get_mut(index)) {

@@ -1,7 +1,7 @@
 //! A blocking client of an API server over HTTPS, for tests: any user, any method, answers as they are.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -11,6 +11,7 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http2::{SendRequest, handshake};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use parking_lot::Mutex;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use serde_json::Value;
@@ -141,7 +142,7 @@ impl Client {
     }
 
     fn kept(&self) -> Option<SendRequest<Full<Bytes>>> {
-        let kept = self.inner.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = self.inner.connection.lock();
         kept.clone().filter(|sender| !sender.is_closed())
     }
 
@@ -155,7 +156,7 @@ impl Client {
 
     async fn connect_anew(&self) -> Result<SendRequest<Full<Bytes>>> {
         let sender = self.connect().await?;
-        *self.inner.connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender.clone());
+        *self.inner.connection.lock() = Some(sender.clone());
         Ok(sender)
     }
 

@@ -2,10 +2,11 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_apiserver::authority::Authority;
+use parking_lot::Mutex;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
@@ -46,7 +47,7 @@ fn kubelet(cluster: &Cluster, answer: &'static str, heads: Arc<Mutex<Vec<String>
             while !head.ends_with(b"\r\n\r\n") && stream.read_exact(&mut byte).is_ok() {
                 head.push(byte[0]);
             }
-            heads.lock().unwrap().push(String::from_utf8_lossy(&head).into_owned());
+            heads.lock().push(String::from_utf8_lossy(&head).into_owned());
             let _ = stream.write_all(answer.as_bytes());
             let mut heard = [0; 100];
             while answer.contains(" 101 ") {
@@ -94,7 +95,7 @@ fn a_log_comes_as_text_and_a_refusal_as_a_status() {
     let answer = place.admin.get(&format!("{POD}/log?tailLines=1")).unwrap();
     assert_eq!((answer.status, answer.body.as_ref()), (200, &b"hello"[..]));
     assert_eq!(answer.headers["content-type"], "text/plain");
-    assert!(place.heads.lock().unwrap()[0].starts_with("GET /containerLogs/default/p/main?tailLines=1 HTTP/1.1\r\n"));
+    assert!(place.heads.lock()[0].starts_with("GET /containerLogs/default/p/main?tailLines=1 HTTP/1.1\r\n"));
     let reader = User::new("reader", &[]);
     place.cluster.server().unwrap().add_token(StaticToken { token: "t".into(), user: reader });
     let reader = place.admin.with(&Credential::Token("t".into()));
@@ -129,7 +130,7 @@ fn streams_are_passed_on() {
     let mut heard = [0; 4];
     connection.read_exact(&mut heard).unwrap();
     assert_eq!(&heard, b"ping");
-    let head = place.heads.lock().unwrap()[0].to_lowercase();
+    let head = place.heads.lock()[0].to_lowercase();
     assert!(head.starts_with("post /exec/default/p/main?command=x&input=1 http/1.1\r\n"), "{head}");
     assert!(head.contains("x-forwarded-for: 127.0.0.1") && head.contains("upgrade: spdy/3.1"), "{head}");
     place.cluster.stop().unwrap();
@@ -152,7 +153,7 @@ fn whatever_a_kubelet_serves_comes_through_the_proxy() {
         assert_eq!((answer.status, answer.body.as_ref()), (418, &b"tea"[..]));
         assert_eq!(answer.headers["x-own"], "1");
         assert_eq!(answer.headers["location"], format!("/api/v1/nodes/{name}/proxy/logs/"));
-        assert!(place.heads.lock().unwrap().pop().unwrap().starts_with("GET /logs?a=b%20c HTTP/1.1\r\n"));
+        assert!(place.heads.lock().pop().unwrap().starts_with("GET /logs?a=b%20c HTTP/1.1\r\n"));
     }
     assert_eq!(place.admin.get("/api/v1/nodes/n:1/proxy/x").unwrap().status, 400);
     assert_eq!(place.admin.get("/api/v1/nodes/other/proxy/x").unwrap().status, 404);

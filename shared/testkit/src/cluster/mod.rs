@@ -9,10 +9,11 @@ pub mod kubeconfig;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
@@ -496,7 +497,7 @@ impl Cluster {
     /// # Errors
     /// As [`Cluster::start_controllers`].
     pub fn start_controllers_with(&self, flags: &[&str]) -> Result<()> {
-        let mut controllers = self.inner.controllers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut controllers = self.inner.controllers.lock();
         if let Backend::Real(plane) = &self.inner.backend
             && controllers.is_none()
         {

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
-use std::sync::Mutex;
 
 use anyhow::{Context, Result, bail};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::{FOLDER_FILE, HEALTHZ_PORT, NODES, Node, ROOT_DIR_FILE, run_dir};

@@ -9,10 +9,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
+use parking_lot::Mutex;
 #[cfg(feature = "apiserver")]
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -178,7 +178,7 @@ impl Node {
         });
         let problem = match (healthy, seen) {
             (Ok(()), None) => {
-                self.killed.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+                self.killed.get_mut().clear();
                 self.user_block = std::fs::metadata(&self.run_dir).map(|folder| folder.gid()).ok();
                 return Ok(());
             }
@@ -211,7 +211,7 @@ impl Node {
 
     /// Whether another process serves in the place of each that was killed.
     fn successors_serve(&self) -> Result<()> {
-        let killed = self.killed.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let killed = self.killed.lock().clone();
         #[cfg(feature = "grpc")]
         for (name, pid) in &killed {
             let serves = self.agent()?.privileges(name)?.pid;
@@ -272,7 +272,7 @@ impl Node {
             ensure!(!processes::is_alive(pid), "process {pid} is there");
             Ok(())
         })?;
-        self.killed.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), pid);
+        self.killed.lock().insert(name.to_owned(), pid);
         Ok(())
     }
 

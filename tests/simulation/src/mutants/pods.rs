@@ -51,7 +51,7 @@ pub(super) const MUTANTS: [Mutant; 48] = [
         only: Some(Family::Many),
         file: "bins/kubelet-syncd/src/start_limit.rs",
         from: "release(&self.permit);",
-        to: "if MUTANT && let Some(permit) = self.permit.lock().unwrap_or_else(PoisonError::into_inner).take() {\n            \
+        to: "if MUTANT && let Some(permit) = self.permit.lock().take() {\n            \
              permit.forget();\n        }\n        release(&self.permit);",
     },
     Mutant {

@@ -3,11 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
 use bulkhead_simulation_kernel as kernel;
+use parking_lot::Mutex;
 
 use super::{Node, listen, registrar_socket};
 use crate::dice::Dice;
@@ -63,7 +64,7 @@ impl Disk {
     ) -> Result<()> {
         let path = folder.join(format!("{}-{life}", program.name()));
         std::fs::create_dir(&path).context("making the state folder")?;
-        let mut state = state.lock().map_err(|_| anyhow!("poisoned"))?;
+        let mut state = state.lock();
         let is_first = state.as_os_str().is_empty();
         let image = self.images.remove(program.name());
         let is_new = is_first || image.is_some();

@@ -3,7 +3,7 @@
 
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
@@ -12,6 +12,7 @@ use bulkhead_daemon::Daemon;
 use bulkhead_daemon::privileges::Applied;
 use bulkhead_simulation_kernel as kernel;
 use bulkhead_types::Process as Name;
+use parking_lot::Mutex;
 
 use serde_json::json;
 
@@ -136,10 +137,8 @@ impl Node {
         if !world.pressure.on {
             return;
         }
-        if let Some(state) = state
-            && let Ok(state) = state.lock()
-        {
-            world.look_at_evictions(&state);
+        if let Some(state) = state {
+            world.look_at_evictions(&state.lock());
         }
         world.note_ends_of_evicted();
     }

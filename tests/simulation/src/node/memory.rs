@@ -121,7 +121,7 @@ impl Node {
 
     /// kubelet-syncd ends: what it has taken and nobody has from it is told by nobody else.
     pub(super) fn note_told_kills(&self) {
-        let Ok(state) = self.state.lock() else { return };
+        let state = self.state.lock();
         let kept = std::fs::read(state.join(TOLD)).ok();
         let kept = kept.and_then(|kept| serde_json::from_slice::<Value>(&kept).ok());
         let of_boot = kept.filter(|kept| kept["boot_id"] == self.config.boot_id.as_str());

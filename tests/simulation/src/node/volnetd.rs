@@ -1,12 +1,13 @@
 //! Lives of kubelet-volnetd.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use bulkhead_config::NodeConfig;
 use bulkhead_simulation_kernel as kernel;
+use parking_lot::Mutex;
 
 use super::{NOBODY, Node, Seat, driver_socket, listen, plugin_socket, workers_socket};
 use crate::process::Process;

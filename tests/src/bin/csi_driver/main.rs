@@ -18,13 +18,14 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use bulkhead_csi::registration::{v1, v1beta1};
 use bulkhead_csi::v1 as csi;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use kubelet_pod_resources::connections::clients;
+use parking_lot::Mutex;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -88,7 +87,7 @@ impl crate::Served {
                 Ok(course) => {
                     let worker = driver.clone();
                     let done = tokio::task::spawn_blocking(move || {
-                        let turn = worker.works.lock().unwrap_or_else(PoisonError::into_inner);
+                        let turn = worker.works.lock();
                         let done = work(&worker, &course);
                         drop(turn);
                         match course {

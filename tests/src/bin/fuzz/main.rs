@@ -5,13 +5,13 @@ mod search;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Mutex;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bulkhead_tests::fuzz::searched::{self, Record};
 use bulkhead_tests::fuzz::{TARGETS, Target};
 use clap::{Arg, ArgAction};
+use parking_lot::Mutex;
 
 fn main() -> ExitCode {
     match run() {

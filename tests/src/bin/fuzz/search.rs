@@ -3,7 +3,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -12,6 +11,7 @@ use bulkhead_tests::fuzz::Target;
 use bulkhead_tests::fuzz::searched::{self, Record, Searched};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, SysconfVar, sysconf};
+use parking_lot::Mutex;
 
 /// The counters that libFuzzer reads, as cargo-fuzz asks for them; each is an option of the stable compiler.
 const COUNTERS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
@@ -77,17 +77,17 @@ pub fn all(plan: &Plan, targets: &[(&'static Target, Duration)], jobs: usize) ->
         for _ in 0..jobs {
             scope.spawn(|| {
                 loop {
-                    let next = waiting.lock().map(|mut waiting| waiting.next().copied());
-                    let Ok(Some((target, time))) = next else { return };
+                    let next = waiting.lock().next().copied();
+                    let Some((target, time)) = next else { return };
                     if let Err(error) = one(plan, target, time) {
                         println!("{:<16} {error:#}", target.name);
-                        broken.lock().map(|mut broken| broken.push(target.name)).unwrap_or_default();
+                        broken.lock().push(target.name);
                     }
                 }
             });
         }
     });
-    let broken = broken.into_inner().unwrap_or_default();
+    let broken = broken.into_inner();
     if broken.is_empty() { Ok(()) } else { bail!("something is wrong with {}", broken.join(", ")) }
 }
 
@@ -148,7 +148,7 @@ fn one(plan: &Plan, target: &'static Target, time: Duration) -> Result<()> {
     }
     keep(plan, target, &folder, &corpus)?;
     let inputs = last_line(&log).first().and_then(|number| number.trim_start_matches('#').parse().ok()).unwrap_or(0);
-    let mut record = plan.record.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut record = plan.record.lock();
     record.add(target.name, Searched { time: used, inputs }, &searched::file())
 }
 

@@ -2,7 +2,9 @@
 //! source cannot have all of them, nor can a few.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::server::source::Source;
 
@@ -29,13 +31,9 @@ impl Shares {
         Shares(Arc::new(Mutex::new(Shared { free: places, taken: HashMap::new() })))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shared> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// None: there is none left, or none for this source.
     pub fn take(&self, source: Source) -> Option<Share> {
-        let mut shared = self.lock();
+        let mut shared = self.0.lock();
         let own = shared.taken.get(&source).copied().unwrap_or(0);
         if shared.free == 0 || own > shared.free / 2 {
             return None;
@@ -49,7 +47,7 @@ impl Shares {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let mut shared = self.shares.lock();
+        let mut shared = self.shares.0.lock();
         shared.free += 1;
         let left = shared.taken.remove(&self.source).unwrap_or(1) - 1;
         if left > 0 {
@@ -79,6 +77,6 @@ mod tests {
         drop(first);
         assert!(shares.take(source(200)).is_some());
         drop((others, rest));
-        assert!(shares.lock().taken.is_empty() && shares.lock().free == 64);
+        assert!(shares.0.lock().taken.is_empty() && shares.0.lock().free == 64);
     }
 }

@@ -2,9 +2,10 @@
 //! and a request that goes away does not take the others' answer with it.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::presented::Token;
@@ -43,10 +44,6 @@ pub struct Tokens {
     known: Shares,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Tokens {
     /// `secret`: random; `lifetime`: of what is remembered.
     pub fn new(reviews: Reviews, metrics: ReviewMetrics, secret: [u8; 32], lifetime: Duration) -> Self {
@@ -61,8 +58,8 @@ impl Tokens {
     /// It is not known.
     pub async fn identify(&self, token: &Token, source: Source) -> Outcome {
         let begun = Instant::now();
-        let key = lock(&self.cache).key(token);
-        if let Some(verdict) = lock(&self.cache).get(key, begun) {
+        let key = self.cache.lock().key(token);
+        if let Some(verdict) = self.cache.lock().get(key, begun) {
             self.metrics.token(true, begun.elapsed());
             return Ok(verdict);
         }
@@ -80,7 +77,7 @@ impl Tokens {
 
     /// Joins those who wait for this token's answer, or begins to ask.
     fn ask(&self, key: Key, token: &Token, source: Source) -> Result<Waiting, TokenError> {
-        let mut asking = lock(&self.asking);
+        let mut asking = self.asking.lock();
         if let Some(waiting) = asking.get(&key) {
             return Ok(waiting.clone());
         }
@@ -94,10 +91,10 @@ impl Tokens {
             drop(in_flight);
             this.metrics.fetched(outcome.is_ok());
             if let Ok(verdict) = &outcome {
-                lock(&this.cache).put(key, verdict.clone(), Instant::now());
+                this.cache.lock().put(key, verdict.clone(), Instant::now());
             }
             // In this order: who comes in between finds the answer, or asks again.
-            lock(&this.asking).remove(&key);
+            this.asking.lock().remove(&key);
             sender.send_replace(Some(outcome));
             drop(share);
         });
@@ -106,7 +103,7 @@ impl Tokens {
 
     /// A share of those for tokens that were good before, where this is one and there is room, else of the others'.
     fn share(&self, key: Key, source: Source) -> Option<(bool, Share)> {
-        let known = lock(&self.cache).was_good(key).then(|| self.known.take(source)).flatten();
+        let known = self.cache.lock().was_good(key).then(|| self.known.take(source)).flatten();
         known.map(|share| (true, share)).or_else(|| Some((false, self.unknown.take(source)?)))
     }
 }

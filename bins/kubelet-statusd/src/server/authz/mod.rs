@@ -3,8 +3,10 @@
 pub mod attributes;
 pub mod cache;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
+
+use parking_lot::Mutex;
 
 use self::attributes::Attributes;
 use self::cache::{AccessCache, Key};
@@ -98,7 +100,7 @@ impl Authorizer {
 impl Webhook {
     async fn review(&self, spec: &AccessSpec, path: &str) -> Result<AccessStatus, Undecided> {
         let key = Key::of(&serde_json::to_vec(spec)?);
-        let lock = || self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || self.cache.lock();
         if let Some(status) = lock().get(key, Instant::now()) {
             return Ok(status);
         }

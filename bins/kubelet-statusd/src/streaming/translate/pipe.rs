@@ -1,10 +1,10 @@
 //! Reading and writing under the frames: small buffers that follow what comes, and whole frames or nothing.
 
 use std::io;
-use std::sync::Mutex;
 use std::time::Duration;
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -149,23 +149,19 @@ impl Activity {
     }
 
     pub fn seen(&self) {
-        *self.last() = Instant::now();
+        *self.0.lock() = Instant::now();
     }
 
     /// Returns once nothing was seen for `limit`; never without one.
     pub async fn idle(&self, limit: Option<Duration>) {
         let Some(limit) = limit else { return std::future::pending().await };
         loop {
-            let until = *self.last() + limit;
+            let until = *self.0.lock() + limit;
             if until <= Instant::now() {
                 return;
             }
             sleep_until(until).await;
         }
-    }
-
-    fn last(&self) -> std::sync::MutexGuard<'_, Instant> {
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 

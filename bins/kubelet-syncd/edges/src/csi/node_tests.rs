@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bulkhead_csi::v1::node_server::{Node, NodeServer};
 use futures_util::StreamExt as _;
+use parking_lot::Mutex;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
@@ -20,7 +20,7 @@ struct Told(Mutex<Vec<(String, &'static str, Code)>>);
 
 impl CallObserver for Told {
     fn call_ended(&self, driver: &str, method: &'static str, code: Code, _: Duration) {
-        self.0.lock().unwrap().push((driver.to_owned(), method, code));
+        self.0.lock().push((driver.to_owned(), method, code));
     }
 }
 
@@ -96,12 +96,12 @@ async fn one_connection_a_call_and_a_bound_on_the_answer() {
     }
     let error = lab.client.node_get_info("d", v1::NodeGetInfoRequest {}).await.unwrap_err();
     assert_eq!((error.code(), error.outcome()), (Some(Code::Unimplemented), Outcome::Failed));
-    let told = lab.told.0.lock().unwrap().clone();
+    let told = lab.told.0.lock().clone();
     assert_eq!(told.len(), 6);
     assert_eq!(told.last(), Some(&("d".into(), "/csi.v1.Node/NodeGetInfo", Code::Unimplemented)));
     // A volume of an in-tree kind is counted apart.
     lab.client.of_migrated().node_get_volume_stats("d", stats("a")).await.unwrap();
-    assert_eq!((lab.told.0.lock().unwrap().len(), lab.told_of_migrated.0.lock().unwrap().len()), (6, 1));
+    assert_eq!((lab.told.0.lock().len(), lab.told_of_migrated.0.lock().len()), (6, 1));
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,8 +1,9 @@
 //! All registered plugins. A driver may have several for a while, when one takes over from another.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::plugin::{Calls, Plugin, Service};
@@ -32,17 +33,13 @@ impl Plugins {
         Plugins { by_driver: Arc::default(), changed: Arc::new(watch::channel(0).0), calls }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Vec<Arc<Plugin>>>> {
-        self.by_driver.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A plugin has registered; it is connected to from here on. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// Another one of this driver has that endpoint.
     pub fn add(&self, driver: &str, endpoint: &str, service: Service) -> Result<Arc<Plugin>, DriverError> {
         let plugin = {
-            let mut all = self.lock();
+            let mut all = self.by_driver.lock();
             let of_driver = all.entry(driver.to_owned()).or_default();
             if of_driver.iter().any(|plugin| plugin.endpoint() == endpoint) {
                 return Err(DriverError::EndpointTaken { driver: driver.to_owned(), endpoint: endpoint.to_owned() });
@@ -59,7 +56,7 @@ impl Plugins {
     /// It is registered no more.
     pub fn remove(&self, driver: &str, endpoint: &str) {
         let removed = {
-            let mut all = self.lock();
+            let mut all = self.by_driver.lock();
             let Some(of_driver) = all.get_mut(driver) else { return };
             let removed: Vec<_> = of_driver.extract_if(.., |plugin| plugin.endpoint() == endpoint).collect();
             if of_driver.is_empty() {
@@ -81,7 +78,7 @@ impl Plugins {
         if driver.is_empty() {
             return Err(DriverError::NoName);
         }
-        let all = self.lock();
+        let all = self.by_driver.lock();
         let of_driver = all.get(driver).map(Vec::as_slice).unwrap_or_default();
         let connected = of_driver.iter().rev().find(|plugin| plugin.is_connected());
         let plugin = connected.or(of_driver.last()).cloned();
@@ -90,7 +87,7 @@ impl Plugins {
 
     /// Every driver that has a plugin, and whether one of them is connected.
     pub fn usable(&self) -> BTreeMap<String, bool> {
-        let all = self.lock();
+        let all = self.by_driver.lock();
         let usable = |plugins: &Vec<Arc<Plugin>>| plugins.iter().any(|plugin| plugin.is_connected());
         all.iter().map(|(driver, plugins)| (driver.clone(), usable(plugins))).collect()
     }

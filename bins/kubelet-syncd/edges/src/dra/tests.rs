@@ -1,14 +1,15 @@
 //! Plugins that answer as they are told to, over real sockets.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bulkhead_dra::v1;
 use bulkhead_dra::v1::dra_plugin_server::{DraPlugin, DraPluginServer};
 use bulkhead_dra::v1beta1;
 use futures_util::StreamExt as _;
+use parking_lot::Mutex;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
@@ -23,7 +24,7 @@ struct Told(Mutex<Vec<(&'static str, Code)>>);
 
 impl CallObserver for Told {
     fn call_ended(&self, _: &str, method: &'static str, code: Code, _: Duration) {
-        self.0.lock().unwrap().push((method, code));
+        self.0.lock().push((method, code));
     }
 }
 
@@ -146,7 +147,7 @@ async fn one_connection_for_all_calls_and_a_new_one_after_it_broke() {
     plugins.remove("d", &old.display().to_string());
     assert!(plugins.usable().is_empty() && plugin.gone().is_cancelled());
     let v1 = |method: &str| format!("/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/{method}");
-    let told: Vec<_> = told.0.lock().unwrap().drain(..).map(|(method, code)| (method.to_owned(), code)).collect();
+    let told: Vec<_> = told.0.lock().drain(..).map(|(method, code)| (method.to_owned(), code)).collect();
     assert_eq!(told[0], (v1("NodePrepareResources"), Code::Unavailable));
     assert_eq!(told[4], (v1("NodeUnprepareResources"), Code::Unimplemented));
     assert_eq!(told[5], (v1("NodePrepareResources"), Code::DeadlineExceeded));

@@ -1,8 +1,9 @@
 //! GETs of real local servers.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, TcpStream};
 
@@ -47,7 +48,7 @@ async fn answer(mut stream: TcpStream, how: Answering, requests: &Mutex<Vec<Stri
         Answering::Reset => stream.readable().await.unwrap(),
         how => {
             let request = read_request(&mut stream).await;
-            requests.lock().unwrap().push(request);
+            requests.lock().push(request);
             match how {
                 Answering::Say(text) => stream.write_all(text.as_bytes()).await.unwrap(),
                 Answering::Hold(text) => {
@@ -108,7 +109,7 @@ async fn an_answer_comes_back_and_a_large_one_is_cut() {
          Connection: close\r\n\r\n",
         server.port
     );
-    assert_eq!(server.requests.lock().unwrap()[0], expected);
+    assert_eq!(server.requests.lock()[0], expected);
 }
 
 #[tokio::test]
@@ -118,16 +119,15 @@ async fn redirects_on_the_same_host_are_followed() {
     let first = server([redirect(302, "other?y"), redirect(307, &to)]).await;
     let request = Get { headers: vec![("Host".to_owned(), "me".to_owned())], ..request(first.port) };
     assert_eq!(get(&request, LONG).await.unwrap().body, b"there");
-    let line = |log: &Mutex<Vec<String>>, at: usize| {
-        log.lock().unwrap()[at].lines().take(2).map(str::to_owned).collect::<Vec<_>>()
-    };
+    let line =
+        |log: &Mutex<Vec<String>>, at: usize| log.lock()[at].lines().take(2).map(str::to_owned).collect::<Vec<_>>();
     assert_eq!(line(&first.requests, 1), ["GET /other?y HTTP/1.1", "Host: me"]);
     assert_eq!(
         line(&second.requests, 0),
         ["GET /there HTTP/1.1".to_owned(), format!("Host: 127.0.0.1:{}", second.port)]
     );
     let referer = format!("Referer: http://127.0.0.1:{}/other?y\r\n", first.port);
-    assert!(second.requests.lock().unwrap()[0].contains(&referer));
+    assert!(second.requests.lock()[0].contains(&referer));
 }
 
 #[tokio::test]
@@ -142,7 +142,7 @@ async fn redirects_elsewhere_and_without_end_are_not() {
     let error = get(&request(loops.port), LONG).await.unwrap_err();
     let words = format!("Get \"http://127.0.0.1:{}/again\": stopped after 10 redirects", loops.port);
     assert_eq!(error, GetError { kind: GetErrorKind::Other, text: words });
-    assert_eq!(loops.requests.lock().unwrap().len(), REQUESTS_MAX);
+    assert_eq!(loops.requests.lock().len(), REQUESTS_MAX);
 }
 
 #[tokio::test]
@@ -206,9 +206,9 @@ async fn tls_server(answers: Vec<Answering>) -> (Server, Arc<Mutex<Vec<Option<St
         for how in answers {
             let (stream, _) = listener.accept().await.unwrap();
             let mut stream = acceptor.accept(stream).await.unwrap();
-            seen.lock().unwrap().push(stream.get_ref().1.server_name().map(str::to_owned));
+            seen.lock().push(stream.get_ref().1.server_name().map(str::to_owned));
             let request = read_request(&mut stream).await;
-            log.lock().unwrap().push(request);
+            log.lock().push(request);
             if let Answering::Say(text) = how {
                 stream.write_all(text.as_bytes()).await.unwrap();
                 stream.flush().await.unwrap();
@@ -225,8 +225,8 @@ async fn an_https_probe_accepts_any_certificate() {
     assert_eq!(get(&plain, LONG).await.unwrap().body, b"one");
     let named = Get { host: "localhost".to_owned(), ..plain };
     assert_eq!(get(&named, LONG).await.unwrap().body, b"two");
-    assert_eq!(*names.lock().unwrap(), [None, Some("localhost".to_owned())], "a name is sent along, an address is not");
-    assert!(server.requests.lock().unwrap()[0].starts_with("GET /healthz?x=1 HTTP/1.1\r\n"));
+    assert_eq!(*names.lock(), [None, Some("localhost".to_owned())], "a name is sent along, an address is not");
+    assert!(server.requests.lock()[0].starts_with("GET /healthz?x=1 HTTP/1.1\r\n"));
 }
 
 #[tokio::test]

@@ -5,13 +5,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_apiclient::program::{self, ProgramError};
 use bulkhead_config::credential_providers::CredentialProvider;
 use bulkhead_cri::v1::AuthConfig;
 use bulkhead_types::{GoDuration, chain};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 use tokio::sync::Semaphore;
@@ -132,7 +133,7 @@ impl Provider {
         let answer = self.ask(repository, token).await?;
         let (key, duration, entries) = self.read(&answer, repository, token)?;
         if !duration.is_zero() {
-            let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut cache = self.cache.lock();
             let now = Instant::now();
             cache.retain(|_, (until, _)| *until > now);
             cache.insert(key, (now + duration, entries.clone()));
@@ -141,7 +142,7 @@ impl Provider {
     }
 
     fn remembered(&self, repository: &str, token: Option<&ServiceAccountToken>) -> Option<Arc<[Entry]>> {
-        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let cache = self.cache.lock();
         let now = Instant::now();
         ["Image", "Registry", "Global"].iter().find_map(|kind| {
             let (until, entries) = cache.get(&cache_key(kind, repository, token)?)?;

@@ -7,10 +7,11 @@
 //! cut off with the process is made again, because nobody knows how far it came.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bulkhead_types::ContainerId;
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -94,7 +95,7 @@ impl PreStops {
 
     fn hooks(&self) -> MutexGuard<'_, HashMap<ContainerId, Entry>> {
         // Plain data, valid at every step.
-        self.hooks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.hooks.lock()
     }
 
     fn save(&self, hooks: &HashMap<ContainerId, Entry>) {
@@ -200,7 +201,7 @@ mod tests {
 
     impl PreStopStore for Kept {
         fn save(&self, json: &[u8]) {
-            *self.0.lock().unwrap() = json.to_vec();
+            *self.0.lock() = json.to_vec();
         }
     }
 
@@ -257,19 +258,19 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn over_a_restart() {
         let kept = Arc::new(Kept::default());
-        let saved = || kept.0.lock().unwrap().clone();
+        let saved = || kept.0.lock().clone();
         let hooks = Arc::new(PreStops::new(kept.clone(), None));
         let sleeping = |_| tokio::time::sleep(Duration::from_secs(10));
         hooks.run(&id(), Duration::from_secs(4), at(100), sleeping).await;
         let seen = Arc::new(Mutex::new(None));
         let hook = |elapsed: Duration| {
-            *seen.lock().unwrap() = Some(elapsed);
+            *seen.lock() = Some(elapsed);
             async {}
         };
         // The process was gone while it ran: the hook is told for how long.
         let again = Arc::new(PreStops::new(kept.clone(), Some(&saved())));
         again.run(&id(), Duration::from_secs(4), at(105), hook).await;
-        assert_eq!(*seen.lock().unwrap(), Some(Duration::from_secs(5)));
+        assert_eq!(*seen.lock(), Some(Duration::from_secs(5)));
         // It had ended when the process went.
         let third = Arc::new(PreStops::new(kept.clone(), Some(&saved())));
         third.run(&id(), Duration::from_secs(4), at(109), |_| async { panic!("it has ended") }).await;

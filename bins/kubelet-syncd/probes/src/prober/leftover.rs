@@ -10,7 +10,7 @@
 
 use std::collections::HashMap;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_cri::{CONTAINERD_NAMESPACE, CriClient, CriError, ExecEnd};
@@ -19,6 +19,7 @@ use bulkhead_ipc::volnetd::EndSessionRequest;
 use bulkhead_sys::clock::since_boot;
 use bulkhead_types::{ContainerId, PodUid};
 use futures_util::StreamExt as _;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use kubelet_edges::volnetd::Volnetd;
@@ -51,7 +52,7 @@ struct Late {
 
 fn lock(calls: &Calls) -> MutexGuard<'_, HashMap<ContainerId, usize>> {
     // No method panics between two writes.
-    calls.lock().unwrap_or_else(PoisonError::into_inner)
+    calls.lock()
 }
 
 impl Late {

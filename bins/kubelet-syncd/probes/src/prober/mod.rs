@@ -31,7 +31,7 @@ pub mod table;
 pub mod worker;
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bulkhead_apiclient::random_fraction;
@@ -41,6 +41,7 @@ use futures_util::FutureExt as _;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use k8s_openapi::api::core::v1::PodStatus;
 use kubelet_model::v1::Pod;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -98,7 +99,7 @@ impl Prober {
 
     fn table(&self) -> MutexGuard<'_, Table> {
         // No method panics between two writes.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 
     /// The pod's volumes are there: its probes begin, those that have begun go on.
@@ -147,12 +148,12 @@ impl Prober {
 
     /// The pods whose results have changed since the last call.
     pub fn take_changed(&self) -> HashSet<PodUid> {
-        std::mem::take(&mut *self.changed.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.changed.lock())
     }
 
     fn tell(&self, pods: HashSet<PodUid>) {
         if !pods.is_empty() {
-            self.changed.lock().unwrap_or_else(PoisonError::into_inner).extend(pods);
+            self.changed.lock().extend(pods);
             self.news.notify_one();
         }
     }

@@ -5,9 +5,10 @@
 //! pod holds, then in the order of coming.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bulkhead_types::PodUid;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
 /// The slots, and who waits for one. Clones share them.
@@ -51,7 +52,7 @@ impl Slots {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // No method panics between two writes.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Gives out what there is for those who may have it.

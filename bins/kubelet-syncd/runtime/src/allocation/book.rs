@@ -5,13 +5,14 @@
 //! A pod that has what it was granted therefore costs one entry, and starting its containers costs no write at all.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bulkhead_daemon::state_file;
 use bulkhead_types::PodUid;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PodCondition, ResourceRequirements};
 use kubelet_model::v1::Pod;
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
@@ -128,7 +129,7 @@ impl Allocations {
 
     fn book(&self) -> MutexGuard<'_, Book> {
         // No method panics between two writes.
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+        self.book.lock()
     }
 
     pub fn gates(&self) -> Gates {

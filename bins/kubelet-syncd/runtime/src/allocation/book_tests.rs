@@ -8,19 +8,19 @@ struct Disk(Mutex<Vec<Vec<u8>>>);
 
 impl AllocationStore for Disk {
     fn save(&self, json: &[u8]) -> std::io::Result<()> {
-        self.0.lock().unwrap().push(json.to_vec());
+        self.0.lock().push(json.to_vec());
         Ok(())
     }
 }
 
 impl Disk {
     fn writes(&self) -> usize {
-        self.0.lock().unwrap().len()
+        self.0.lock().len()
     }
 
     /// A new process with what stands on disk.
     fn restart(self: &Arc<Self>) -> Allocations {
-        let last = self.0.lock().unwrap().last().cloned();
+        let last = self.0.lock().last().cloned();
         let saved = last.map(|json| serde_json::from_slice(&json).unwrap()).unwrap_or_default();
         Allocations::new(saved, self.clone(), Gates::default())
     }
@@ -144,7 +144,7 @@ fn what_cannot_be_written_is_tried_again() {
     struct Broken(Mutex<(bool, usize)>);
     impl AllocationStore for Broken {
         fn save(&self, _: &[u8]) -> std::io::Result<()> {
-            let mut inner = self.0.lock().unwrap();
+            let mut inner = self.0.lock();
             inner.1 += 1;
             if inner.0 { Ok(()) } else { Err(std::io::Error::other("full")) }
         }
@@ -153,10 +153,10 @@ fn what_cannot_be_written_is_tried_again() {
     let book = Allocations::new(Saved::default(), store.clone(), Gates::default());
     book.allocate(&uid(), &pod(&[1]));
     assert!(book.flush().is_err() && book.flush().is_err());
-    store.0.lock().unwrap().0 = true;
+    store.0.lock().0 = true;
     book.flush().unwrap();
     book.flush().unwrap();
-    assert_eq!(store.0.lock().unwrap().1, 3);
+    assert_eq!(store.0.lock().1, 3);
 }
 
 #[test]

@@ -6,12 +6,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bulkhead_cri::{Code, CriError, v1};
 use bulkhead_types::{ContainerId, SandboxId};
 use kubelet_model::v1::Pod;
+use parking_lot::{Mutex, MutexGuard};
 use tokio_util::sync::CancellationToken;
 
 use super::backoff::{CrashLoopBackOff, NoStore};
@@ -57,7 +58,7 @@ pub struct Fake(Arc<Mutex<Log>>);
 
 impl Fake {
     pub fn log(&self) -> MutexGuard<'_, Log> {
-        self.0.lock().unwrap()
+        self.0.lock()
     }
 
     pub fn fail(&self, call: &str, code: Code, text: &'static str) {
@@ -288,7 +289,7 @@ pub fn world() -> World {
         CrashLoopBackOff::default(),
         Arc::new(NoStore),
     )
-    .with_clock(Arc::new(move || *clock.lock().unwrap()));
+    .with_clock(Arc::new(move || *clock.lock()));
     let mut facts = NodeFacts::new(HostFacts::default());
     facts.resolv_conf = PathBuf::new();
     facts.cluster_dns = vec!["10.96.0.10".to_owned()];

@@ -3,10 +3,10 @@
 //! to garbage collection, and counts from them).
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bulkhead_types::PodUid;
 use kubelet_model::pod::model::RuntimePod;
+use parking_lot::{Mutex, MutexGuard};
 
 /// The highest restart count of each container by its name, of pods that have begun anew.
 #[derive(Debug, Default)]
@@ -15,7 +15,7 @@ pub(super) struct FormerLives(Mutex<HashMap<PodUid, BTreeMap<String, u32>>>);
 impl FormerLives {
     fn pods(&self) -> MutexGuard<'_, HashMap<PodUid, BTreeMap<String, u32>>> {
         // Plain data, valid at every step.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// The pod begins anew. `old`: its containers, which are removed now.

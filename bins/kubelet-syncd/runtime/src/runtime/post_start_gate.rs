@@ -7,9 +7,10 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bulkhead_types::ContainerId;
+use parking_lot::Mutex;
 
 use kubelet_model::pod::model::{ContainerStatus, RuntimePod};
 
@@ -25,19 +26,15 @@ pub struct Closed {
 }
 
 impl PostStartGate {
-    fn ids(&self) -> MutexGuard<'_, HashMap<ContainerId, Option<ContainerStatus>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// `before`: the newest instance of the same container that there was.
     pub fn close(&self, id: &ContainerId, before: Option<&ContainerStatus>) -> Closed {
-        self.ids().insert(id.clone(), before.cloned());
+        self.0.lock().insert(id.clone(), before.cloned());
         Closed { all: self.clone(), id: id.clone() }
     }
 
     /// The pod without the instances that are not shown, and with those that they follow.
     pub fn shown<'a>(&self, pod: &'a RuntimePod) -> Cow<'a, RuntimePod> {
-        let ids = self.ids();
+        let ids = self.0.lock();
         if ids.is_empty() || !pod.containers.iter().any(|c| ids.contains_key(&c.id)) {
             return Cow::Borrowed(pod);
         }
@@ -54,7 +51,7 @@ impl PostStartGate {
 
 impl Drop for Closed {
     fn drop(&mut self) {
-        self.all.ids().remove(&self.id);
+        self.all.0.lock().remove(&self.id);
     }
 }
 

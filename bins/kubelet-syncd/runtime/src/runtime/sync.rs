@@ -11,11 +11,12 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use bulkhead_types::{ContainerId, PodUid, SandboxId};
 use kubelet_model::v1::{Container, Pod};
+use parking_lot::{Mutex, MutexGuard};
 use prometheus::IntCounterVec;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -155,7 +156,7 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
 
     pub(super) fn stopped_sandboxes(&self) -> MutexGuard<'_, StoppedSandboxes> {
         // Plain data, valid at every step.
-        self.stopped_sandboxes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.stopped_sandboxes.lock()
     }
 
     /// preStop hooks that were begun by an earlier life of this process are known.
@@ -221,7 +222,7 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
 
     pub(super) fn back_off(&self) -> MutexGuard<'_, CrashLoopBackOff> {
         // The state is plain data and valid at every step; a panic elsewhere does not spoil it.
-        self.back_off.lock().unwrap_or_else(PoisonError::into_inner)
+        self.back_off.lock()
     }
 
     pub(super) fn save_back_off(&self) {

@@ -183,7 +183,7 @@ async fn crashes_back_off() {
             uid()
         )]
     );
-    *w.now.lock().unwrap() += Duration::from_secs(10);
+    *w.now.lock() += Duration::from_secs(10);
     assert!(w.sync(&p, &crashed(1, 1000)).await.is_ok());
     w.manager.forget_expired_back_off();
 }

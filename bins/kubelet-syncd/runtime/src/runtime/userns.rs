@@ -5,11 +5,11 @@
 //! this process, which may not enter that folder.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bulkhead_cri::v1;
 use bulkhead_daemon::state_file;
 use bulkhead_types::PodUid;
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 /// Blocks are multiples of this, and of this size by default.
@@ -204,7 +204,7 @@ impl UserNamespaces {
 
     fn given(&self) -> MutexGuard<'_, Result<Allocated, String>> {
         // Replaced as a whole, never changed in part.
-        self.given.lock().unwrap_or_else(PoisonError::into_inner)
+        self.given.lock()
     }
 
     /// The pod's block; a new one is written down first.

@@ -11,11 +11,11 @@ struct Disk(Arc<Mutex<(Option<Vec<u8>>, bool)>>);
 
 impl BlockStore for Disk {
     fn load(&self) -> Result<Option<Vec<u8>>, String> {
-        Ok(self.0.lock().unwrap().0.clone())
+        Ok(self.0.lock().0.clone())
     }
 
     fn save(&self, json: &[u8]) -> Result<(), String> {
-        let mut disk = self.0.lock().unwrap();
+        let mut disk = self.0.lock();
         if disk.1 {
             return Err("full".to_owned());
         }
@@ -80,9 +80,9 @@ fn a_block_is_written_down_before_it_is_used() {
     let disk = Disk::default();
     let pool = Pool::of(65_536, Some((65_536, 131_072)), 2);
     let held = blocks(pool.clone(), &disk);
-    disk.0.lock().unwrap().1 = true;
+    disk.0.lock().1 = true;
     assert_eq!(held.of_pod(&uid(1)), Err(UsernsError::NotSaved("full".to_owned())));
-    disk.0.lock().unwrap().1 = false;
+    disk.0.lock().1 = false;
     let first = held.of_pod(&uid(1)).unwrap();
     assert_eq!(first, IdBlock { first: 65_536, length: 65_536 });
     assert_eq!(held.of_pod(&uid(2)).unwrap().first, 131_072);
@@ -99,11 +99,11 @@ fn a_block_is_written_down_before_it_is_used() {
 #[test]
 fn what_cannot_be_read_is_not_given_out_again() {
     let disk = Disk::default();
-    disk.0.lock().unwrap().0 = Some(b"{\"blocks\": 7}".to_vec());
+    disk.0.lock().0 = Some(b"{\"blocks\": 7}".to_vec());
     let held = blocks(Pool::of(65_536, None, 110), &disk);
     held.retain(|_| false);
     assert!(matches!(held.of_pod(&uid(1)), Err(UsernsError::Unknown(_))));
-    assert_eq!(disk.0.lock().unwrap().0.as_deref(), Some(&b"{\"blocks\": 7}"[..]));
+    assert_eq!(disk.0.lock().0.as_deref(), Some(&b"{\"blocks\": 7}"[..]));
 }
 
 #[derive(Debug, Clone)]

@@ -9,7 +9,7 @@ pub mod metrics;
 pub mod state;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
+use std::sync::{Arc, Once, Weak};
 use std::time::Duration;
 
 use bulkhead_apiclient::watch::{Change, Scope, watch};
@@ -23,6 +23,7 @@ use k8s_openapi::api::certificates::v1beta1::PodCertificateRequest;
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Api;
 use kubelet_model::v1::Pod;
+use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch as channel};
 
 use self::state::{ABANDONED, Act, Answer, Pending, Record, after};
@@ -95,10 +96,6 @@ impl PodCertificates {
         })
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn tell(&self) {
         self.told.send_modify(|count| *count = count.wrapping_add(1));
     }
@@ -111,13 +108,13 @@ impl PodCertificates {
         if sources.any(|source| source.pod_certificate.is_some())
             && let Ok(identity) = PodIdentity::of(pod)
         {
-            self.kept().pods.insert(uid.clone(), identity);
+            self.kept.lock().pods.insert(uid.clone(), identity);
         }
     }
 
     /// The pod is gone, and its keys with it.
     pub fn unregister(&self, uid: &PodUid) {
-        let mut kept = self.kept();
+        let mut kept = self.kept.lock();
         kept.pods.remove(uid);
         kept.records.retain(|wanted, _| wanted.pod_uid != uid.as_str());
         kept.trouble.retain(|wanted, _| wanted.pod_uid != uid.as_str());
@@ -132,17 +129,17 @@ impl PodCertificates {
             tokio::spawn(drive(Arc::downgrade(self), self.told.subscribe()));
         });
         let mut told = self.told.subscribe();
-        if !self.kept().records.contains_key(wanted) {
-            self.kept().records.insert(wanted.clone(), Record::default());
+        if !self.kept.lock().records.contains_key(wanted) {
+            self.kept.lock().records.insert(wanted.clone(), Record::default());
             self.tell();
         }
         let settled = told.wait_for(|_| {
-            let kept = self.kept();
+            let kept = self.kept.lock();
             kept.records.get(wanted).is_none_or(|record| record.fresh.is_some() || record.refused.is_some())
                 || kept.trouble.contains_key(wanted)
         });
         let _ = tokio::time::timeout(ISSUE, settled).await;
-        let kept = self.kept();
+        let kept = self.kept.lock();
         let shown = kept.records.get(wanted).cloned().unwrap_or_default().shown();
         shown.map_err(|why| match kept.trouble.get(wanted) {
             Some(trouble) => ObjectError::Refused(format!("{why}: {trouble}")),
@@ -154,7 +151,7 @@ impl PodCertificates {
     pub fn states(&self) -> BTreeMap<(String, &'static str), u64> {
         let now = Timestamp::now();
         let mut states = BTreeMap::new();
-        for (wanted, record) in &self.kept().records {
+        for (wanted, record) in &self.kept.lock().records {
             *states.entry((wanted.signer.clone(), record.metrics_state(now))).or_default() += 1;
         }
         states
@@ -163,7 +160,7 @@ impl PodCertificates {
     /// Looks at all of them. Answers which are to be asked for, and when to look again.
     fn look(&self) -> (Vec<CertificateWanted>, Duration) {
         let now = Timestamp::now();
-        let mut kept = self.kept();
+        let mut kept = self.kept.lock();
         let Kept { records, asking, answers, pods, .. } = &mut *kept;
         let (mut asks, mut says, mut tells) = (Vec::new(), Vec::new(), BTreeSet::new());
         let mut wake = after(now, SignedDuration::try_from(LOOK).unwrap_or(JITTER));
@@ -212,12 +209,12 @@ impl PodCertificates {
             self.tell();
             tokio::time::sleep(RETRY).await;
         }
-        self.kept().asking.remove(&wanted);
+        self.kept.lock().asking.remove(&wanted);
         self.tell();
     }
 
     fn asked(&self, wanted: &CertificateWanted, outcome: Result<Pending, String>) {
-        let mut kept = self.kept();
+        let mut kept = self.kept.lock();
         let Kept { records, trouble, .. } = &mut *kept;
         // It may have gone with its pod.
         let Some(record) = records.get_mut(wanted) else { return };

@@ -2,10 +2,11 @@
 //! `cache_based_manager.go`).
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::Ttl;
@@ -46,27 +47,23 @@ impl<K: Content> Cached<K> {
         self.news.clone()
     }
 
-    fn items(&self) -> MutexGuard<'_, HashMap<Key, Item<K>>> {
-        self.items.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn item(&self, key: &Key) -> Item<K> {
         let empty = || Arc::new(tokio::sync::Mutex::new(Data { answer: None, at: Instant::now(), told: None }));
-        self.items().entry(key.clone()).or_insert_with(empty).clone()
+        self.items.lock().entry(key.clone()).or_insert_with(empty).clone()
     }
 
     pub fn forget(&self, key: &Key) {
-        self.items().remove(key);
+        self.items.lock().remove(key);
     }
 
     /// The next read asks the server itself.
     pub fn invalidate(&self, key: &Key) {
-        let Some(item) = self.items().get(key).cloned() else { return };
+        let Some(item) = self.items.lock().get(key).cloned() else { return };
         match item.try_lock() {
             Ok(mut data) => data.answer = None,
             // It is being read at this moment: the answer may be older than the invalidation, so another item begins.
             Err(_) => {
-                self.items().remove(key);
+                self.items.lock().remove(key);
             }
         }
     }
@@ -123,7 +120,7 @@ impl<K: Content> Cached<K> {
     }
 
     async fn look_at(&self, key: Key, period: Duration) {
-        let item = self.items().get(&key).cloned();
+        let item = self.items.lock().get(&key).cloned();
         let Some(item) = item else { return };
         let mut data = item.lock().await;
         if data.answer.is_some() && data.at.elapsed() >= period && self.read(&key, &mut data).await.is_err() {

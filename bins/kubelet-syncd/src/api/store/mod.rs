@@ -18,10 +18,11 @@ mod watched;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_types::PodUid;
+use parking_lot::Mutex;
 use tokio::sync::broadcast;
 
 use self::cached::Cached;
@@ -92,13 +93,9 @@ impl<K: Content> Store<K> {
         store
     }
 
-    fn refs(&self) -> std::sync::MutexGuard<'_, References> {
-        self.refs.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The pod names exactly these objects from now on. An equal registration changes nothing.
     pub fn register(&self, uid: &PodUid, namespace: &str, names: Names) {
-        let diff = self.refs().register(uid, namespace, names);
+        let diff = self.refs.lock().register(uid, namespace, names);
         match &self.backing {
             Backing::Nothing(_) => {}
             // A new pod sees what was written before it was made.
@@ -124,7 +121,7 @@ impl<K: Content> Store<K> {
         if let Backing::Nothing(server) = &self.backing {
             return server.get(namespace, name, false).await.map(Arc::new);
         }
-        if !self.refs().is_used(&key) {
+        if !self.refs.lock().is_used(&key) {
             return Err(ObjectError::Away(format!("object {namespace:?}/{name:?} not registered")));
         }
         match &self.backing {
@@ -136,7 +133,7 @@ impl<K: Content> Store<K> {
 
     /// Pods that name the object.
     fn users(&self, key: &Key) -> Vec<PodUid> {
-        self.refs().users(key)
+        self.refs.lock().users(key)
     }
 }
 

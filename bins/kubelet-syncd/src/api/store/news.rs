@@ -2,8 +2,8 @@
 //! more names than objects.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::refs::Key;
@@ -18,14 +18,14 @@ pub struct News {
 impl News {
     /// The object has changed.
     pub fn tell(&self, key: &Key) {
-        self.changed.lock().unwrap_or_else(PoisonError::into_inner).insert(key.clone());
+        self.changed.lock().insert(key.clone());
         self.some.notify_one();
     }
 
     /// Waits for an object that has changed. A wait that is given up loses nothing.
     pub async fn next(&self) -> Key {
         loop {
-            let first = self.changed.lock().unwrap_or_else(PoisonError::into_inner).pop_first();
+            let first = self.changed.lock().pop_first();
             if let Some(key) = first {
                 return key;
             }

@@ -29,7 +29,7 @@ struct State {
 
 impl Fake {
     fn put(&self, name: &str, value: &str, immutable: bool) {
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.state.lock();
         state.version += 1;
         let mut object = ConfigMap::default();
         object.metadata.name = Some(name.to_owned());
@@ -44,7 +44,7 @@ impl Fake {
     }
 
     fn delete(&self, name: &str) {
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.state.lock();
         let key = ("ns".to_owned(), name.to_owned());
         if state.objects.remove(&key).is_none() {
             return;
@@ -56,16 +56,16 @@ impl Fake {
     }
 
     fn away(&self, away: bool) {
-        self.state.lock().unwrap().away = away;
+        self.state.lock().away = away;
     }
 
     fn gets(&self) -> Vec<(String, bool)> {
-        std::mem::take(&mut self.state.lock().unwrap().gets)
+        std::mem::take(&mut self.state.lock().gets)
     }
 
     /// Ever begun, open now.
     fn watches(&self) -> (usize, usize) {
-        let state = self.state.lock().unwrap();
+        let state = self.state.lock();
         let open = state.watches.values().flatten().filter(|watch| !watch.is_closed()).count();
         (state.watches_ever, open)
     }
@@ -75,7 +75,7 @@ impl ObjectServer<ConfigMap> for Fake {
     fn get<'a>(&'a self, namespace: &'a str, name: &'a str, from_cache: bool) -> BoxFuture<'a, Got<ConfigMap>> {
         Box::pin(async move {
             tokio::task::yield_now().await;
-            let mut state = self.state.lock().unwrap();
+            let mut state = self.state.lock();
             state.gets.push((name.to_owned(), from_cache));
             if state.away {
                 return Err(ObjectError::Away("away".into()));
@@ -87,7 +87,7 @@ impl ObjectServer<ConfigMap> for Fake {
 
     fn watch(&self, namespace: &str, name: &str) -> BoxStream<'static, Change<ConfigMap>> {
         let (sender, receiver) = mpsc::unbounded_channel();
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.state.lock();
         let key = (namespace.to_owned(), name.to_owned());
         if !state.away {
             let objects: Vec<ConfigMap> = state.objects.get(&key).cloned().into_iter().collect();
@@ -114,7 +114,7 @@ fn world(strategy: Strategy) -> World {
     let ttl = Arc::new(Mutex::new(MINUTE));
     let read: Ttl = {
         let ttl = ttl.clone();
-        Arc::new(move || *ttl.lock().unwrap())
+        Arc::new(move || *ttl.lock())
     };
     World { store: Store::start(fake.clone(), strategy, read, MINUTE, sender), fake, changes, ttl }
 }
@@ -202,7 +202,7 @@ async fn cache_survives_an_outage_and_believes_that_there_is_none() {
     assert!(matches!(world.value("a").await, Err(ObjectError::NotFound(_))));
     world.fake.put("a", "2", false);
     assert_eq!(world.value("a").await.unwrap(), "2", "absence is not cached");
-    *world.ttl.lock().unwrap() = Duration::ZERO;
+    *world.ttl.lock() = Duration::ZERO;
     world.fake.gets();
     assert_eq!(world.value("a").await.unwrap(), "2");
     assert_eq!(world.fake.gets().len(), 1, "a Node that says 0 has each read asked");
@@ -211,7 +211,7 @@ async fn cache_survives_an_outage_and_believes_that_there_is_none() {
 #[tokio::test(start_paused = true)]
 async fn cache_looks_at_what_volumes_hold() {
     let mut world = world(Strategy::Cache);
-    *world.ttl.lock().unwrap() = Duration::ZERO;
+    *world.ttl.lock() = Duration::ZERO;
     for i in 0..400 {
         world.fake.put(&format!("m{i}"), "1", false);
     }

@@ -3,11 +3,12 @@
 //! starts is watched until it was not read for a while.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_apiclient::watch::Change;
 use futures_util::StreamExt as _;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
@@ -56,12 +57,8 @@ pub struct Watched<K> {
 
 impl<K> Drop for Watched<K> {
     fn drop(&mut self) {
-        lock(&self.items).values().filter_map(|item| item.task.as_ref()).for_each(AbortHandle::abort);
+        self.items.lock().values().filter_map(|item| item.task.as_ref()).for_each(AbortHandle::abort);
     }
-}
-
-fn lock<K>(items: &Items<K>) -> MutexGuard<'_, HashMap<Key, Item<K>>> {
-    items.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<K: Content> Watched<K> {
@@ -77,7 +74,7 @@ impl<K: Content> Watched<K> {
 
     /// Somebody names the object.
     pub fn start(&self, key: &Key) {
-        let mut items = lock(&self.items);
+        let mut items = self.items.lock();
         let item = items.entry(key.clone()).or_insert_with(|| Item {
             said: watch::Sender::new(None),
             task: None,
@@ -92,7 +89,7 @@ impl<K: Content> Watched<K> {
 
     /// Nobody names it any more.
     pub fn stop(&self, key: &Key) {
-        if let Some(task) = lock(&self.items).remove(key).and_then(|item| item.task) {
+        if let Some(task) = self.items.lock().remove(key).and_then(|item| item.task) {
             task.abort();
         }
     }
@@ -119,7 +116,7 @@ impl<K: Content> Watched<K> {
     /// What the watch has said; waits a little for its first word.
     pub async fn get(&self, key: &Key) -> Got<Arc<K>> {
         let said = {
-            let mut items = lock(&self.items);
+            let mut items = self.items.lock();
             let Some(item) = items.get_mut(key) else {
                 let (namespace, name) = (&key.namespace, &key.name);
                 return Err(ObjectError::Away(format!("object {namespace:?}/{name:?} not registered")));
@@ -135,7 +132,7 @@ impl<K: Content> Watched<K> {
             Ok(Some(Some(object))) => Ok(object),
             Ok(Some(None)) => Err(ObjectError::NotFound(format!("{} {:?} not found", K::KIND, key.name))),
             Ok(None) | Err(_) => {
-                if let Some(item) = lock(&self.items).get_mut(key) {
+                if let Some(item) = self.items.lock().get_mut(key) {
                     item.missed = true;
                 }
                 let text = format!("failed to sync {} cache: timed out waiting for the condition", K::KIND);
@@ -146,7 +143,7 @@ impl<K: Content> Watched<K> {
 
     /// Ends watches of objects that nobody follows and that were not read for long.
     pub fn stop_idle(&self, followed: &HashSet<Key>) {
-        for (key, item) in lock(&self.items).iter_mut() {
+        for (key, item) in self.items.lock().iter_mut() {
             let idle = !followed.contains(key) && item.last_read.elapsed() > self.idle;
             if idle && item.said.borrow().is_some() && !item.is_immutable() {
                 if let Some(task) = item.task.take() {
@@ -172,7 +169,7 @@ fn take<K: Content>(items: &Items<K>, news: &News, key: &Key, change: Change<K>)
             return true;
         }
     };
-    let mut items = lock(items);
+    let mut items = items.lock();
     let Some(item) = items.get_mut(key) else { return false };
     let version = now.as_ref().map_or_else(String::new, |object| object.resource_version().to_owned());
     let immutable = now.as_ref().is_some_and(Content::is_immutable);

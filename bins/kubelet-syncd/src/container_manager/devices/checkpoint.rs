@@ -8,7 +8,7 @@ use bulkhead_ipc::volnetd::StateKind;
 use bulkhead_sys::memfd;
 use kubelet_container_manager::checkpoint::devices as file;
 
-use super::{DevicePlugins, lock};
+use super::DevicePlugins;
 use crate::container_manager::state_files::{self, StateFileError};
 
 /// Changes that nobody relies on are gathered for so long before the checkpoint is written.
@@ -42,7 +42,7 @@ impl DevicePlugins {
                 if let Err(error) = &written {
                     tracing::warn!("Writing checkpoint encountered: {error}");
                 }
-                if lock(&self.kept).catch_up(&*self.store) && written.is_ok() {
+                if self.kept.lock().catch_up(&*self.store) && written.is_ok() {
                     break;
                 }
                 tokio::time::sleep(WRITE_AGAIN * 10).await;
@@ -53,7 +53,7 @@ impl DevicePlugins {
     /// Writes the checkpoint, if it is not as the devices are.
     async fn write(&self) -> Result<(), StateFileError> {
         let mut written = self.written.lock().await;
-        let bytes = file::write(&lock(&self.manager).to_file())?;
+        let bytes = file::write(&self.manager.lock().to_file())?;
         if written.as_deref() != Some(&bytes) {
             self.broker.put_state(StateKind::DeviceManager, memfd::sealed(file::FILE, &bytes)?).await?;
             *written = Some(bytes);

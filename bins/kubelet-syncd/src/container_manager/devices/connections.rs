@@ -13,8 +13,8 @@ use kubelet_model::validation::resources::is_extended;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 
+use super::DevicePlugins;
 use super::endpoints::RegisteredBy;
-use super::{DevicePlugins, lock};
 
 /// A plugin that serves.
 #[derive(Debug)]
@@ -104,7 +104,7 @@ impl DevicePlugins {
         patience: Duration,
     ) -> Result<(DevicePlugin, DevicePluginOptions), Missed> {
         {
-            let manager = lock(&self.manager);
+            let manager = self.manager.lock();
             if !manager.plugins().has_place(resource) {
                 let why = format!("{RESOURCES_MAX} resources of device plugins are there, no more are taken");
                 return Err(Missed { why, failure: Failure::NoPlace });
@@ -137,7 +137,7 @@ impl DevicePlugins {
         let options =
             PluginOptions { pre_start: pre_start_required, preferred_allocation: get_preferred_allocation_available };
         let (generation, dropped) = {
-            let mut manager = lock(&self.manager);
+            let mut manager = self.manager.lock();
             let dropped = manager.make_room(resource);
             (manager.connect(resource, options), dropped)
         };
@@ -148,7 +148,7 @@ impl DevicePlugins {
             registered_by,
             stop: stop.clone(),
         };
-        if let Some(before) = lock(&self.plugins).insert(resource.to_owned(), connected) {
+        if let Some(before) = self.plugins.lock().insert(resource.to_owned(), connected) {
             before.stop.cancel();
         }
         self.save_endpoints(resource, &dropped);
@@ -195,7 +195,7 @@ impl DevicePlugins {
         };
         let devices: Devices = told.devices.into_iter().map(device).collect();
         tracing::debug!(resource, count = devices.len(), "State pushed for device plugin");
-        let Some(pods) = lock(&self.manager).list(resource, generation, devices) else { return false };
+        let Some(pods) = self.manager.lock().list(resource, generation, devices) else { return false };
         if self.health {
             self.news.add(pods);
         }
@@ -207,12 +207,12 @@ impl DevicePlugins {
     /// The plugin of this generation has gone.
     pub(super) fn disconnect(&self, resource: &str, generation: u64) {
         {
-            let mut plugins = lock(&self.plugins);
+            let mut plugins = self.plugins.lock();
             if plugins.get(resource).is_some_and(|connected| connected.generation == generation) {
                 plugins.remove(resource);
             }
         }
-        if lock(&self.manager).disconnect(resource, generation, std::time::Instant::now()) {
+        if self.manager.lock().disconnect(resource, generation, std::time::Instant::now()) {
             tracing::info!(resource, "Endpoint became unhealthy");
             self.changed.send_replace(());
             self.dirty.notify_one();
@@ -221,12 +221,12 @@ impl DevicePlugins {
 
     /// A plugin of plugins_registry has gone.
     pub fn deregister(&self, resource: &str, endpoint: &str) {
-        if let Some(connected) = lock(&self.plugins).get(resource).filter(|connected| connected.endpoint == endpoint) {
+        if let Some(connected) = self.plugins.lock().get(resource).filter(|connected| connected.endpoint == endpoint) {
             connected.stop.cancel();
         }
     }
 
     pub(super) fn is_registered(&self, resource: &str) -> bool {
-        lock(&self.manager).plugins().is_registered(resource)
+        self.manager.lock().plugins().is_registered(resource)
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{DevicePlugins, lock};
+use super::DevicePlugins;
 
 /// Where a plugin has registered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,9 +115,9 @@ pub(super) fn kept<'a>(
 impl DevicePlugins {
     /// A plugin has come for `newest`, in the place of those that are `dropped`: nobody looks for their plugins any more.
     pub(super) fn save_endpoints(&self, newest: &str, dropped: &[String]) {
-        let plugins = lock(&self.plugins);
+        let plugins = self.plugins.lock();
         let connected = plugins.iter().map(|(resource, c)| (resource.as_str(), c.endpoint.as_str(), c.registered_by));
-        let mut endpoints = lock(&self.kept);
+        let mut endpoints = self.kept.lock();
         endpoints.read(&*self.store);
         endpoints.of.retain(|resource, _| !dropped.contains(resource));
         endpoints.of = kept(std::mem::take(&mut endpoints.of), connected, newest);
@@ -134,7 +134,7 @@ impl DevicePlugins {
 
     /// The next start does not look for the resource's plugin.
     pub(super) fn forget_endpoint(&self, resource: &str) {
-        let mut endpoints = lock(&self.kept);
+        let mut endpoints = self.kept.lock();
         if endpoints.of.remove(resource).is_some() {
             self.save_kept(&mut endpoints);
         }

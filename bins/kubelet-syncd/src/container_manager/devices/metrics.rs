@@ -13,7 +13,7 @@ pub struct DeviceMetrics {
     registrations: IntCounterVec,
     allocations: HistogramVec,
     /// What is counted, and when it was last.
-    names: std::sync::Mutex<BTreeMap<String, Instant>>,
+    names: parking_lot::Mutex<BTreeMap<String, Instant>>,
 }
 
 impl DeviceMetrics {
@@ -36,13 +36,13 @@ impl DeviceMetrics {
         )?;
         registry.register(Box::new(registrations.clone()))?;
         registry.register(Box::new(allocations.clone()))?;
-        Ok(DeviceMetrics { registrations, allocations, names: std::sync::Mutex::default() })
+        Ok(DeviceMetrics { registrations, allocations, names: parking_lot::Mutex::default() })
     }
 
     /// Whether a name is counted. Where there are too many, it takes the place of the one that was counted last the longest ago and
     /// is no resource of the node (`is_known`) any more.
     fn counts(&self, resource: &str, is_known: impl Fn(&str) -> bool) -> bool {
-        let mut names = self.names.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut names = self.names.lock();
         if !names.contains_key(resource) && names.len() >= NAMES_MAX {
             let unknown = names.iter().filter(|(name, _)| !is_known(name));
             let Some(gone) = unknown.min_by_key(|(_, last)| **last).map(|(name, _)| name.clone()) else { return false };

@@ -24,7 +24,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bulkhead_ipc::broker::BrokerClient;
@@ -43,6 +43,7 @@ use kubelet_pleg::PodCache;
 use kubelet_pod_resources::holds::{self, Allocatable, Holds};
 use kubelet_runtime::runtime::result::ActionError;
 use kubelet_runtime::runtime::run_options::RunContainerOptions;
+use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
 
@@ -116,10 +117,6 @@ pub struct DevicePlugins {
     dirty: Notify,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl DevicePlugins {
     pub fn new(parts: Parts) -> Arc<Self> {
         // As upstream: a checkpoint that cannot be read is as good as none.
@@ -168,7 +165,7 @@ impl DevicePlugins {
         // The Node does not lose for a moment what comes back at once.
         let back = async {
             let Ok(resources) = told.await else { return };
-            let away = || resources.iter().any(|resource| lock(&self.manager).plugins().is_coming_back(resource));
+            let away = || resources.iter().any(|resource| self.manager.lock().plugins().is_coming_back(resource));
             while away() && changed.changed().await.is_ok() {}
         };
         let shown = async {
@@ -211,7 +208,7 @@ impl DevicePlugins {
             if news {
                 tokio::time::sleep(SHOWN_EVERY).await;
             }
-            let away = now.capacity.keys().any(|resource| lock(&self.manager).plugins().is_away(resource));
+            let away = now.capacity.keys().any(|resource| self.manager.lock().plugins().is_away(resource));
             tokio::select! {
                 _ = changed.changed() => {}
                 () = tokio::time::sleep(LOOK), if away => {}
@@ -221,7 +218,7 @@ impl DevicePlugins {
 
     /// What the node shows now; a resource whose grace is over leaves the checkpoint as well.
     fn look(&self, now: std::time::Instant) -> Capacity {
-        let mut manager = lock(&self.manager);
+        let mut manager = self.manager.lock();
         if manager.forget(now) {
             self.dirty.notify_one();
         }
@@ -239,7 +236,7 @@ impl DevicePlugins {
 
     /// No plugin ever came: nothing is looked at.
     fn is_idle(&self) -> bool {
-        let manager = lock(&self.manager);
+        let manager = self.manager.lock();
         manager.plugins().is_empty() && manager.held().uids().next().is_none()
     }
 }
@@ -252,8 +249,8 @@ impl ResourceManager for DevicePlugins {
         let request = self.request(pod);
         let uid = request.uid.clone();
         let running = self.running(&uid);
-        lock(&self.manager).waits_for(&request, &running)?;
-        let until = *lock(&self.deadlines).entry(uid).or_insert_with(|| Instant::now() + COMING_BACK);
+        self.manager.lock().waits_for(&request, &running)?;
+        let until = *self.deadlines.lock().entry(uid).or_insert_with(|| Instant::now() + COMING_BACK);
         if until <= Instant::now() {
             return None;
         }
@@ -261,7 +258,7 @@ impl ResourceManager for DevicePlugins {
         Some(Box::pin(async move {
             loop {
                 changed.borrow_and_update();
-                if lock(&me.manager).waits_for(&request, &running).is_none() {
+                if me.manager.lock().waits_for(&request, &running).is_none() {
                     return;
                 }
                 match tokio::time::timeout_at(until, changed.changed()).await {
@@ -276,13 +273,13 @@ impl ResourceManager for DevicePlugins {
         if self.is_idle() {
             return None;
         }
-        Some(Box::new(Admission::new(lock(&self.manager), Box::new(|uid: &str| self.running(uid)))))
+        Some(Box::new(Admission::new(self.manager.lock(), Box::new(|uid: &str| self.running(uid)))))
     }
 
     fn complete(&self, pod: &Arc<Pod>) -> Option<BoxFuture<'static, Result<(), Refusal>>> {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
-        lock(&self.deadlines).remove(&uid);
-        let open = lock(&self.manager).held().of_pod(&uid).any(|(_, of)| of.values().any(|a| a.response.is_none()));
+        self.deadlines.lock().remove(&uid);
+        let open = self.manager.lock().held().of_pod(&uid).any(|(_, of)| of.values().any(|a| a.response.is_none()));
         if !open {
             return None;
         }
@@ -292,18 +289,18 @@ impl ResourceManager for DevicePlugins {
     }
 
     fn take_back(&self, uid: &PodUid) {
-        lock(&self.deadlines).remove(uid.as_str());
-        if lock(&self.manager).take_back(uid.as_str()) {
+        self.deadlines.lock().remove(uid.as_str());
+        if self.manager.lock().take_back(uid.as_str()) {
             self.dirty.notify_one();
         }
     }
 
     fn forget(&self, uid: &PodUid) {
-        lock(&self.deadlines).remove(uid.as_str());
+        self.deadlines.lock().remove(uid.as_str());
     }
 
     fn remove_stale(&self, is_active: &dyn Fn(&str, &str) -> bool) {
-        if lock(&self.manager).remove_stale(is_active) {
+        if self.manager.lock().remove_stale(is_active) {
             self.dirty.notify_one();
         }
     }
@@ -321,7 +318,7 @@ impl ResourceManager for DevicePlugins {
 
     fn holds(&self, pod: &Pod, container: &Container, holds: &mut Holds) {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-        let manager = lock(&self.manager);
+        let manager = self.manager.lock();
         let of = manager.held().of_container(uid, &container.name).into_iter().flatten();
         for (resource, allocated) in of.filter(|(_, allocated)| allocated.response.is_some()) {
             holds.devices.extend(allocated.devices.iter().map(|id| {
@@ -337,7 +334,7 @@ impl ResourceManager for DevicePlugins {
     }
 
     fn allocatable(&self, all: &mut Allocatable) {
-        let manager = lock(&self.manager);
+        let manager = self.manager.lock();
         all.devices.extend(manager.plugins().usable().map(|(resource, id, device)| holds::Device {
             resource: resource.to_owned(),
             id: id.to_owned(),
@@ -346,7 +343,7 @@ impl ResourceManager for DevicePlugins {
     }
 
     fn allocatable_for(&self, pod: &Pod) -> BTreeMap<String, u64> {
-        if self.is_idle() { BTreeMap::new() } else { lock(&self.manager).allocatable_for(&self.request(pod)) }
+        if self.is_idle() { BTreeMap::new() } else { self.manager.lock().allocatable_for(&self.request(pod)) }
     }
 
     fn shown(&self) -> Option<watch::Receiver<Capacity>> {
@@ -354,6 +351,6 @@ impl ResourceManager for DevicePlugins {
     }
 
     fn health(&self, uid: &str, container: &str) -> Vec<ResourceStatus> {
-        if self.health { lock(&self.manager).health(uid, container) } else { Vec::new() }
+        if self.health { self.manager.lock().health(uid, container) } else { Vec::new() }
     }
 }

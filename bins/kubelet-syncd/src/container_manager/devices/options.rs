@@ -12,12 +12,12 @@ use kubelet_model::v1::{Container, Pod};
 use kubelet_runtime::runtime::run_options::RunContainerOptions;
 use tokio::time::Instant;
 
+use super::DevicePlugins;
 use super::connections::words;
-use super::{DevicePlugins, lock};
 
 impl DevicePlugins {
     fn serving(&self, question: &Question) -> Result<DevicePlugin, String> {
-        let plugins = lock(&self.plugins);
+        let plugins = self.plugins.lock();
         let connected = plugins.get(&question.resource).filter(|found| found.generation == question.generation);
         connected.map(|found| found.plugin.clone()).ok_or_else(|| stopped(&question.resource))
     }
@@ -25,7 +25,7 @@ impl DevicePlugins {
     /// Asks plugins for all that a pod was given and has not been allocated.
     async fn ask(&self, uid: &str, order: &[ContainerRequest]) -> Result<(), String> {
         loop {
-            let Some(question) = lock(&self.manager).next_question(uid, order)? else { return Ok(()) };
+            let Some(question) = self.manager.lock().next_question(uid, order)? else { return Ok(()) };
             let plugin = self.serving(&question)?;
             let resource = &question.resource;
             match question.call.clone() {
@@ -35,7 +35,7 @@ impl DevicePlugins {
                         format!("device plugin GetPreferredAllocation rpc failed with err: {}", words(&status))
                     })?;
                     let preferred = preferred.into_iter().collect();
-                    lock(&self.manager).preferred(uid, order, &question, &preferred)?;
+                    self.manager.lock().preferred(uid, order, &question, &preferred)?;
                 }
                 Call::Allocate { devices } => {
                     let began = Instant::now();
@@ -43,7 +43,7 @@ impl DevicePlugins {
                     self.metrics.allocated(resource, began.elapsed(), |name| self.is_registered(name));
                     let response = answer.map_err(|status| words(&status))?;
                     let response = response.ok_or("no containers return in allocation response &AllocateResponse{}")?;
-                    lock(&self.manager).allocated(uid, &question, prost::Message::encode_to_vec(&response));
+                    self.manager.lock().allocated(uid, &question, prost::Message::encode_to_vec(&response));
                 }
             }
         }
@@ -56,7 +56,7 @@ impl DevicePlugins {
             failed => failed,
         };
         if done.is_err() {
-            lock(&self.manager).drop_open(uid);
+            self.manager.lock().drop_open(uid);
             self.changed.send_replace(());
         }
         done
@@ -68,22 +68,22 @@ impl DevicePlugins {
         }
         let request = self.request(pod);
         let (uid, name) = (request.uid.as_str(), container.name.as_str());
-        let lacks = lock(&self.manager).lacks(&request, name);
+        let lacks = self.manager.lock().lacks(&request, name);
         if let Some(wanted) = request.container(name).filter(|_| lacks) {
             tracing::info!(uid, name, "Needs to re-allocate device plugin resources for pod");
             // Nothing counts as running: it is about to be made.
-            Admission::new(&mut *lock(&self.manager), Box::new(|_: &str| BTreeSet::<String>::new()))
+            Admission::new(&mut *self.manager.lock(), Box::new(|_: &str| BTreeSet::<String>::new()))
                 .take(uid, wanted, None)?;
             self.settle(uid, std::slice::from_ref(wanted)).await?;
         }
-        let calls = lock(&self.manager).pre_start(&request, name)?;
+        let calls = self.manager.lock().pre_start(&request, name)?;
         for (resource, generation, devices) in calls {
             let plugin =
-                lock(&self.plugins).get(&resource).filter(|c| c.generation == generation).map(|c| c.plugin.clone());
+                self.plugins.lock().get(&resource).filter(|c| c.generation == generation).map(|c| c.plugin.clone());
             let plugin = plugin.ok_or_else(|| pre_start_failed(&stopped(&resource)))?;
             plugin.pre_start(devices).await.map_err(|status| pre_start_failed(&words(&status)))?;
         }
-        let grants = lock(&self.manager).grants(uid, name);
+        let grants = self.manager.lock().grants(uid, name);
         Ok(in_cri(grants))
     }
 }

@@ -8,9 +8,9 @@ use std::time::Duration;
 use kubelet_edges::device_plugin::DIAL;
 use tonic::Code;
 
+use super::DevicePlugins;
 use super::connections::{Failure, Missed};
 use super::endpoints::RegisteredBy;
-use super::{DevicePlugins, lock};
 
 /// A plugin of an earlier start that is there and did not answer is connected to again after a pause, twice as long each time: it is
 /// found within about as long again as it was away, and one that never answers costs a call in ten minutes.
@@ -60,7 +60,7 @@ impl DevicePlugins {
         let mut pause = READ_MIN;
         loop {
             {
-                let mut kept = lock(&self.kept);
+                let mut kept = self.kept.lock();
                 if kept.read(&*self.store) {
                     return kept.of.clone();
                 }
@@ -106,12 +106,12 @@ impl DevicePlugins {
 
     /// Nobody need look any more for a plugin of an earlier start. `generation`: of the last one that this found.
     pub(super) fn is_over(&self, resource: &str, endpoint: &str, generation: Option<u64>) -> bool {
-        if lock(&self.manager).plugins().last(resource) != generation {
+        if self.manager.lock().plugins().last(resource) != generation {
             return true;
         }
-        let plugins = lock(&self.plugins);
+        let plugins = self.plugins.lock();
         let connected = plugins.iter().map(|(resource, connected)| (resource.as_str(), connected.endpoint.as_str()));
-        is_over(resource, endpoint, &lock(&self.kept).of, connected)
+        is_over(resource, endpoint, &self.kept.lock().of, connected)
     }
 
     /// Waits until a plugin has told its devices. False: it has gone before, or another one has its resource.
@@ -119,7 +119,7 @@ impl DevicePlugins {
         let mut changed = self.changed.subscribe();
         loop {
             changed.borrow_and_update();
-            let told = lock(&self.manager).plugins().has_told(resource, generation);
+            let told = self.manager.lock().plugins().has_told(resource, generation);
             if let Some(told) = told {
                 return told;
             }

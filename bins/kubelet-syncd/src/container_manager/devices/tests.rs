@@ -30,14 +30,14 @@ impl EndpointStore for Kept {
         if self.1.load(Ordering::Relaxed) {
             return Err(std::io::ErrorKind::OutOfMemory.into());
         }
-        Ok(lock(&self.0).clone())
+        Ok(self.0.lock().clone())
     }
 
     fn save(&self, endpoints: &BTreeMap<String, String>) -> std::io::Result<()> {
         if self.1.load(Ordering::Relaxed) {
             return Err(std::io::ErrorKind::StorageFull.into());
         }
-        lock(&self.0).clone_from(endpoints);
+        self.0.lock().clone_from(endpoints);
         Ok(())
     }
 }
@@ -49,12 +49,12 @@ fn what_could_not_be_written_of_plugins_is_written_later() {
     kept.of.insert(R.to_owned(), "/plugin".to_owned());
     store.1.store(true, Ordering::Relaxed);
     kept.save(&store);
-    assert!(kept.is_behind && !kept.catch_up(&store) && lock(&store.0).is_empty());
+    assert!(kept.is_behind && !kept.catch_up(&store) && store.0.lock().is_empty());
     store.1.store(false, Ordering::Relaxed);
     assert!(kept.catch_up(&store) && !kept.is_behind);
-    assert_eq!(*lock(&store.0), kept.of);
-    lock(&store.0).clear();
-    assert!(kept.catch_up(&store) && lock(&store.0).is_empty(), "once is enough");
+    assert_eq!(*store.0.lock(), kept.of);
+    store.0.lock().clear();
+    assert!(kept.catch_up(&store) && store.0.lock().is_empty(), "once is enough");
 }
 
 /// After a start with a checkpoint that names the resource.
@@ -91,7 +91,7 @@ fn started_by(broker: BrokerClient, waits: bool, kept: &Kept) -> Arc<DevicePlugi
         machine: vec![0],
         found: Some(file::write(&found).unwrap()),
     });
-    lock(&devices.kept).read(&*devices.store);
+    devices.kept.lock().read(&*devices.store);
     devices
 }
 
@@ -120,7 +120,7 @@ async fn a_pod_waits_until_the_plugin_has_told_its_devices() {
     let wait = devices.until_decidable(&pod).unwrap();
     let comes_back = async {
         tokio::time::sleep(Duration::from_secs(20)).await;
-        let generation = lock(&devices.manager).connect(R, PluginOptions::default());
+        let generation = devices.manager.lock().connect(R, PluginOptions::default());
         devices.changed.send_replace(());
         tokio::time::sleep(Duration::from_secs(5)).await;
         let offered = Offered { id: "a".to_owned(), health: HEALTHY.to_owned(), topology: None };
@@ -150,7 +150,7 @@ async fn a_wait_has_an_end() {
     for uid in ["u", "v"] {
         devices.forget(&PodUid::parse(uid).unwrap());
     }
-    assert!(lock(&devices.deadlines).is_empty());
+    assert!(devices.deadlines.lock().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -163,7 +163,7 @@ async fn nobody_waits_where_it_is_turned_off() {
 #[tokio::test(start_paused = true)]
 async fn the_checkpoint_is_written_once_more_for_a_plugin_that_does_not_come_back() {
     let (devices, began) = (started(true), std::time::Instant::now());
-    let named = || lock(&devices.manager).to_file().registered_devices.unwrap().contains_key(R);
+    let named = || devices.manager.lock().to_file().registered_devices.unwrap().contains_key(R);
     let is_dirty = || devices.dirty.notified().now_or_never().is_some();
     let none = BTreeMap::from([(R.to_owned(), 0)]);
     let shown = Capacity { capacity: none.clone(), allocatable: none };
@@ -202,7 +202,7 @@ async fn a_plugin_whose_place_another_has_is_not_looked_for() {
     // Somebody has registered the resource.
     let of_now = kept(&[(R, "/r.sock")]);
     let devices = started_with(true, &of_now);
-    lock(&devices.manager).connect(R, PluginOptions::default());
+    devices.manager.lock().connect(R, PluginOptions::default());
     devices.bring_back(R, "/r.sock").await;
     assert_eq!(began.elapsed(), Duration::ZERO);
     assert_eq!(of_now.load().unwrap(), kept(&[(R, "/r.sock")]).load().unwrap());
@@ -224,11 +224,11 @@ async fn nothing_is_written_over_a_state_that_was_not_read() {
     let kept = kept(&[(R, "/r.sock"), ("x/other", "/o.sock")]);
     kept.1.store(true, Ordering::Relaxed);
     let devices = started_with(true, &kept);
-    lock(&devices.kept).of.insert("x/new".to_owned(), "/o.sock".to_owned());
-    lock(&devices.kept).save(&*devices.store);
+    devices.kept.lock().of.insert("x/new".to_owned(), "/o.sock".to_owned());
+    devices.kept.lock().save(&*devices.store);
     kept.1.store(false, Ordering::Relaxed);
     assert_eq!(kept.load().unwrap().len(), 2);
-    assert!(lock(&devices.kept).read(&*devices.store));
+    assert!(devices.kept.lock().read(&*devices.store));
     // A socket is that of one plugin, and what has registered counts more.
     let both = [(R, "/r.sock"), ("x/new", "/o.sock")].map(|(resource, of)| (resource.to_owned(), of.to_owned()));
     assert_eq!(kept.load().unwrap(), BTreeMap::from(both));
@@ -267,7 +267,7 @@ async fn a_state_that_cannot_be_read_hides_no_plugin() {
     let devices = started_by(broker, true, &kept);
     let mut shown = devices.shown.subscribe();
     let running = tokio::spawn(devices.clone().run());
-    let generation = lock(&devices.manager).connect("x/new", PluginOptions::default());
+    let generation = devices.manager.lock().connect("x/new", PluginOptions::default());
     let offered = Offered { id: "n".to_owned(), health: HEALTHY.to_owned(), topology: None };
     assert!(devices.told("x/new", generation, ListAndWatchResponse { devices: vec![offered] }));
     shown.wait_for(|shown| shown.capacity.get("x/new") == Some(&1)).await.unwrap();
@@ -296,10 +296,10 @@ async fn a_plugin_is_back_when_it_has_told_its_devices() {
         let offered = Offered { id: "a".to_owned(), health: HEALTHY.to_owned(), topology: None };
         devices.told(R, generation, ListAndWatchResponse { devices: vec![offered] })
     };
-    let first = lock(&devices.manager).connect(R, PluginOptions::default());
+    let first = devices.manager.lock().connect(R, PluginOptions::default());
     let (back, ()) = tokio::join!(devices.has_told(R, first), async { devices.disconnect(R, first) });
     assert!(!back, "it has said what it can, and no more");
-    let second = lock(&devices.manager).connect(R, PluginOptions::default());
+    let second = devices.manager.lock().connect(R, PluginOptions::default());
     let (back, news) = tokio::join!(devices.has_told(R, second), async { told(second) });
     assert!(back && news);
 }

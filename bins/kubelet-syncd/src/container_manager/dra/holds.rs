@@ -1,9 +1,9 @@
 //! One at a time has to do with a claim: it is prepared once, and not while it is being unprepared.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kubelet_container_manager::dra::book::ClaimKey;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// The claims that somebody is busy with.
@@ -21,10 +21,6 @@ pub struct Held<'a> {
 }
 
 impl Holds {
-    fn lock(&self) -> MutexGuard<'_, BTreeSet<ClaimKey>> {
-        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Waits until all of them are free, and takes them at once: who waits for one holds none, so nobody waits in a circle.
     pub async fn hold(&self, keys: Vec<ClaimKey>) -> Held<'_> {
         loop {
@@ -33,7 +29,7 @@ impl Holds {
             // Before it is looked at whether they are free, so that nothing is missed in between.
             freed.as_mut().enable();
             {
-                let mut busy = self.lock();
+                let mut busy = self.busy.lock();
                 if keys.iter().all(|key| !busy.contains(key)) {
                     busy.extend(keys.iter().cloned());
                     return Held { holds: self, keys };

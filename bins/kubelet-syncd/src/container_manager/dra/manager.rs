@@ -1,8 +1,8 @@
 //! Claims from the pod that names them to the container that has their devices, and back.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bulkhead_dra::v1;
@@ -21,6 +21,7 @@ use kubelet_model::v1::{Container, Pod};
 use kubelet_pod_resources::holds as told;
 use kubelet_runtime::runtime::result::ActionError;
 use kubelet_runtime::runtime::run_options::RunContainerOptions;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, OnceCell, watch};
 
 use super::holds::Holds;
@@ -114,12 +115,8 @@ impl DraManager {
         &self.plugins
     }
 
-    fn book(&self) -> MutexGuard<'_, ClaimBook> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn health_book(&self) -> MutexGuard<'_, HealthBook> {
-        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+        self.health.lock()
     }
 
     /// Reads the file, once. Whoever needs the book waits for that.
@@ -134,7 +131,7 @@ impl DraManager {
             };
             let book = ClaimBook::of(states);
             let pods: Vec<String> = book.pods().into_iter().map(str::to_owned).collect();
-            *self.book() = book;
+            *self.book.lock() = book;
             if self.settings.health {
                 // Their statuses have said of claims what they said last.
                 self.news.add(pods);
@@ -185,7 +182,7 @@ impl DraManager {
     /// and the next word of a driver has it written again. Pods are looked at for it afterwards, so that no status says what a restart
     /// would take back.
     pub(super) async fn save_health(&self) {
-        let pods = std::mem::take(&mut *self.health_news.lock().unwrap_or_else(PoisonError::into_inner));
+        let pods = std::mem::take(&mut *self.health_news.lock());
         self.write_health().await;
         self.news.add(pods);
     }
@@ -218,7 +215,7 @@ impl DraManager {
         if changes == self.saved.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let states = self.book().states();
+        let states = self.book.lock().states();
         let content = checkpoint::write(&states).map_err(|error| error.to_string())?;
         self.stores.claims.save(content).await.map_err(|error| error.to_string())?;
         // Only now: who waits may go meanwhile.
@@ -227,7 +224,7 @@ impl DraManager {
     }
 
     fn change<T>(&self, how: impl FnOnce(&mut ClaimBook) -> T) -> T {
-        let result = how(&mut self.book());
+        let result = how(&mut self.book.lock());
         self.changes.fetch_add(1, Ordering::Relaxed);
         result
     }
@@ -338,7 +335,7 @@ impl DraManager {
         }
         self.load().await?;
         let namespace = pod.metadata.namespace.clone().unwrap_or_default();
-        let book = self.book();
+        let book = self.book.lock();
         let mut devices = Vec::new();
         for (name, request) in wanted {
             let key = ClaimKey { namespace: namespace.clone(), name };
@@ -359,14 +356,14 @@ impl DraManager {
         if !self.loaded.initialized() {
             device_health::keep(pod, status);
         } else {
-            let (book, health) = (self.book(), self.health_book());
+            let (book, health) = (self.book.lock(), self.health_book());
             device_health::show(pod, status, &book, &health, self.settings.health_messages, Instant::now());
         }
     }
 
     /// How many claims are prepared: by driver, and of all.
     pub fn in_use(&self) -> (BTreeMap<String, usize>, usize) {
-        let book = self.book();
+        let book = self.book.lock();
         let (by_driver, all) = book.in_use();
         (by_driver.into_iter().map(|(driver, count)| (driver.to_owned(), count)).collect(), all)
     }
@@ -388,10 +385,10 @@ impl DraManager {
 
     pub(super) async fn unprepare_claims(&self, uid: &str) -> Result<(), String> {
         self.load().await?;
-        let keys = self.book().of_pod(uid);
+        let keys = self.book.lock().of_pod(uid);
         let _held = self.holds.hold(keys).await;
         let ending = {
-            let mut book = self.book();
+            let mut book = self.book.lock();
             let ending = book.ending(uid);
             book.withdraw(&ending);
             ending
@@ -437,7 +434,7 @@ impl DraManager {
     // === Who is to be looked at again ===
 
     fn waits(&self, uid: &str, waits: bool) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock();
         if !waits {
             waiting.remove(uid);
             return;
@@ -452,16 +449,15 @@ impl DraManager {
 
     /// A driver can be asked again: who waited for one is looked at.
     pub(super) fn driver_is_back(&self) {
-        let waiting: Vec<String> =
-            self.waiting.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect();
+        let waiting: Vec<String> = self.waiting.lock().keys().cloned().collect();
         self.news.add(waiting);
     }
 
     /// The health of these devices of a driver has changed.
     pub(super) fn health_changed(&self, driver: &str, devices: &BTreeSet<device_health::DeviceName>) {
         if !devices.is_empty() {
-            let pods = self.book().pods_of_devices(driver, devices);
-            self.health_news.lock().unwrap_or_else(PoisonError::into_inner).extend(pods);
+            let pods = self.book.lock().pods_of_devices(driver, devices);
+            self.health_news.lock().extend(pods);
         }
         self.health_told.notify_one();
     }
@@ -511,7 +507,7 @@ impl ResourceManager for DraManager {
         let Ok(wanted) = claims::of_container(pod, container, self.settings.extended_resources) else { return };
         let namespace = pod.metadata.namespace.clone().unwrap_or_default();
         let names: BTreeSet<String> = wanted.into_iter().map(|(name, _)| name).collect();
-        let book = self.book();
+        let book = self.book.lock();
         for name in names {
             let key = ClaimKey { namespace: namespace.clone(), name };
             let Some(devices) = book.devices(&key, "") else { continue };
@@ -528,7 +524,7 @@ impl ResourceManager for DraManager {
     }
 
     fn forget(&self, uid: &PodUid) {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(uid.as_str());
+        self.waiting.lock().remove(uid.as_str());
     }
 
     fn prepare_dynamic_resources<'a>(&'a self, pod: &'a Pod) -> BoxFuture<'a, Result<(), String>> {

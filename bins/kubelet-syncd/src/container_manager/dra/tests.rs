@@ -1,7 +1,7 @@
 //! Claims through the manager: an API server, a file and drivers that do as they are told.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_dra::v1;
@@ -16,6 +16,7 @@ use kubelet_container_manager::dra::health::{Health, Report};
 use kubelet_edges::dra::{Calls, Plugins, Service};
 use kubelet_edges::fixtures::{Direct, Serving};
 use kubelet_model::objects::ObjectError;
+use parking_lot::Mutex;
 use prometheus::Registry;
 use serde_json::{Value, json};
 use tonic::{Request, Response, Status};
@@ -39,16 +40,16 @@ struct Driver(Arc<Mutex<Told>>);
 
 impl Driver {
     fn calls(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.lock().unwrap().calls)
+        std::mem::take(&mut self.0.lock().calls)
     }
 
     fn says(&self, what: &str, error: &'static str) {
-        self.0.lock().unwrap().errors = vec![(what.to_owned(), error)];
+        self.0.lock().errors = vec![(what.to_owned(), error)];
     }
 
     fn asked(&self, method: &str, claims: &[v1::Claim]) -> Result<Vec<(String, String, String)>, Status> {
         let names: Vec<&str> = claims.iter().map(|claim| claim.name.as_str()).collect();
-        let mut told = self.0.lock().unwrap();
+        let mut told = self.0.lock();
         told.calls.push(format!("{method} {}", names.join("+")));
         let error = |what: &str| told.errors.iter().find(|(of, _)| of == what).map(|(_, error)| (*error).to_owned());
         if let Some(error) = error(method) {
@@ -105,7 +106,7 @@ impl Api {
         let results: Vec<_> = drivers.iter().map(result).collect();
         let status = json!({"reservedFor": reserved, "allocation": {"devices": {"results": results}}});
         let metadata = json!({"name": name, "namespace": "ns", "uid": uid});
-        let mut all = self.0.lock().unwrap();
+        let mut all = self.0.lock();
         all.retain(|claim| claim["metadata"]["name"] != name);
         all.push(json!({"metadata": metadata, "spec": {}, "status": status}));
     }
@@ -113,7 +114,7 @@ impl Api {
 
 impl ClaimReader for Api {
     fn claim<'a>(&'a self, _: &'a str, name: &'a str) -> BoxFuture<'a, Result<ResourceClaim, ObjectError>> {
-        let found = self.0.lock().unwrap().iter().find(|claim| claim["metadata"]["name"] == name).cloned();
+        let found = self.0.lock().iter().find(|claim| claim["metadata"]["name"] == name).cloned();
         let none = move || ObjectError::NotFound(format!("resourceclaims.resource.k8s.io {name:?} not found"));
         async move { found.map(|claim| serde_json::from_value(claim).unwrap()).ok_or_else(none) }.boxed()
     }
@@ -130,26 +131,26 @@ struct Disk {
 
 impl Disk {
     fn text(&self) -> String {
-        String::from_utf8(self.content.lock().unwrap().clone().unwrap_or_default()).unwrap()
+        String::from_utf8(self.content.lock().clone().unwrap_or_default()).unwrap()
     }
 }
 
 impl FileStore for Disk {
     fn load(&self) -> BoxFuture<'_, Result<Option<Vec<u8>>, StateFileError>> {
-        async { Ok(self.content.lock().unwrap().clone()) }.boxed()
+        async { Ok(self.content.lock().clone()) }.boxed()
     }
 
     fn save(&self, content: Vec<u8>) -> BoxFuture<'_, Result<(), StateFileError>> {
         async move {
-            if *self.fails.lock().unwrap() {
+            if *self.fails.lock() {
                 return Err(std::io::Error::other("no space left").into());
             }
-            let hangs = *self.hangs.lock().unwrap();
+            let hangs = *self.hangs.lock();
             if hangs {
                 self.begun.notify_one();
                 std::future::pending::<()>().await;
             }
-            *self.content.lock().unwrap() = Some(content);
+            *self.content.lock() = Some(content);
             Ok(())
         }
         .boxed()
@@ -268,10 +269,10 @@ async fn a_claim_from_its_pod_to_its_containers_and_back() {
     lab.manager.unprepare(&first).await.unwrap();
     assert_eq!((one.calls(), two.calls()), (vec![], vec!["unprepare d".to_owned()]));
     // A disk that is full: the driver is not asked once more when it is tried again, and it is written then.
-    *lab.disk.fails.lock().unwrap() = true;
+    *lab.disk.fails.lock() = true;
     let error = lab.manager.unprepare(&second).await.unwrap_err();
     assert_eq!(error, "unprepare dynamic resources: checkpoint ResourceClaim state: no space left");
-    *lab.disk.fails.lock().unwrap() = false;
+    *lab.disk.fails.lock() = false;
     lab.manager.unprepare(&second).await.unwrap();
     assert_eq!(one.calls(), ["unprepare c"]);
     assert!(lab.disk.text().contains(r#"\"ClaimInfoStateList\":[]"#), "{}", lab.disk.text());
@@ -306,12 +307,12 @@ async fn a_write_that_nobody_waits_for_any_more_is_written_with_the_next_one() {
     lab.api.put("c", "u", &["d.test"], &["p"]);
     let p = pod("p", &["c"]);
     lab.manager.prepare(&p).await.unwrap();
-    *lab.disk.hangs.lock().unwrap() = true;
+    *lab.disk.hangs.lock() = true;
     tokio::select! {
         done = lab.manager.unprepare(&p) => panic!("{done:?}"),
         () = lab.disk.begun.notified() => {}
     }
-    *lab.disk.hangs.lock().unwrap() = false;
+    *lab.disk.hangs.lock() = false;
     lab.manager.unprepare(&p).await.unwrap();
     assert_eq!(driver.calls(), ["prepare c", "unprepare c"], "the driver is not asked twice");
     assert!(lab.disk.text().contains(r#"\"ClaimInfoStateList\":[]"#), "{}", lab.disk.text());
@@ -417,7 +418,7 @@ async fn after_a_restart_lost_pods_give_back_and_others_keep() {
 #[tokio::test]
 async fn a_damaged_file_is_not_overwritten() {
     let lab = Lab::new();
-    *lab.disk.content.lock().unwrap() = Some(br#"{"Data":"{}","Checksum":1}"#.to_vec());
+    *lab.disk.content.lock() = Some(br#"{"Data":"{}","Checksum":1}"#.to_vec());
     lab.api.put("c", "u", &["d.test"], &["p"]);
     let p = pod("p", &["c"]);
     assert_eq!(
@@ -459,10 +460,10 @@ async fn the_health_of_devices_outlives_this_process() {
     tell(&lab.manager);
     lab.manager.health_told.notified().await;
     // A full disk, and then another one.
-    *lab.health.fails.lock().unwrap() = true;
+    *lab.health.fails.lock() = true;
     lab.manager.save_health().await;
     assert_eq!(lab.health.text(), "");
-    *lab.health.fails.lock().unwrap() = false;
+    *lab.health.fails.lock() = false;
     lab.manager.save_health().await;
     assert!(
         lab.health.text().starts_with(r#"{"d.test":{"Devices":{"node/c-a":{"PoolName":"node","#),
@@ -479,7 +480,7 @@ async fn the_health_of_devices_outlives_this_process() {
     again.cdi_devices(&p, container).await.unwrap();
     assert_eq!(word(&shown(&again, &p)), "Unhealthy", "before its driver says anything");
 
-    *lab.health.content.lock().unwrap() = Some(br#"{"d.test":{"Devi"#.to_vec());
+    *lab.health.content.lock() = Some(br#"{"d.test":{"Devi"#.to_vec());
     let again = lab.next_life();
     again.cdi_devices(&p, container).await.unwrap();
     assert_eq!(word(&shown(&again, &p)), "Unknown", "a damaged file counts as none");

@@ -13,12 +13,13 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_types::hash::fnv1a_128;
 use bulkhead_types::{NodeName, PodUid};
 use kubelet_model::v1::Pod;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::store::{Content, Entry, EntryKind, Listing, StoreError};
@@ -354,7 +355,7 @@ impl Folder {
             return;
         }
         let built = decode::pod(&bytes).map_err(|e| format!("couldn't parse as pod: {e}")).and_then(|(pod, more)| {
-            let uids = self.uids.lock().unwrap_or_else(PoisonError::into_inner);
+            let uids = self.uids.lock();
             let built = static_pod::build(pod, Origin::File(&full_path), &self.node, &uids);
             built.map(|built| (built, more)).map_err(|e| e.to_string())
         });
@@ -385,7 +386,7 @@ impl Folder {
         let full_path = self.full_path(name);
         let Some(file) = self.files.get_mut(name) else { return };
         if file.good.is_none() {
-            let uids = self.uids.lock().unwrap_or_else(PoisonError::into_inner);
+            let uids = self.uids.lock();
             let origin = static_pod::choice_key(Origin::File(&full_path), "", "");
             let restored = uids.recorded(&origin).and_then(|c| StaticPod::from_record(&origin, c, &self.node));
             self.changed |= restored.is_some();
@@ -421,7 +422,7 @@ impl Folder {
         self.changed = false;
         self.delivered = true;
         let chosen = self.choose_winners();
-        let mut uids = self.uids.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut uids = self.uids.lock();
         let built = chosen.iter().filter_map(|name| Some(&self.files.get(name)?.good.as_ref()?.built));
         uids.commit("file:", built.map(|b| (b.origin.clone(), b.choice())).collect());
         uids.close_adoption(SourceKind::File);
@@ -452,7 +453,7 @@ impl Folder {
                 claims.entry(key).or_default().push(name.clone());
             }
         }
-        let uids = self.uids.lock().unwrap_or_else(PoisonError::into_inner);
+        let uids = self.uids.lock();
         let mut winners = BTreeMap::new();
         for (pod, names) in claims {
             let incumbent = self.winners.get(&pod).filter(|name| names.contains(name));

@@ -15,12 +15,13 @@ mod tests;
 
 use std::future::Future;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_types::{NodeName, PodUid};
 use futures_util::FutureExt as _;
 use kubelet_model::v1::Pod;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 pub use folder::{Absence, Folder};

@@ -23,11 +23,11 @@ struct Shelf(Arc<Mutex<UidBook>>);
 
 impl UidStore for Shelf {
     fn load(&self) -> Result<UidBook, UidStoreError> {
-        Ok(self.0.lock().unwrap().clone())
+        Ok(self.0.lock().clone())
     }
 
     fn save(&self, book: &UidBook) -> Result<(), UidStoreError> {
-        *self.0.lock().unwrap() = book.clone();
+        *self.0.lock() = book.clone();
         Ok(())
     }
 }

@@ -9,11 +9,12 @@ mod client;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_types::{NodeName, chain};
 use kubelet_model::v1::Pod;
+use parking_lot::Mutex;
 
 use super::file::SetSink;
 use super::static_pod::{self, Origin, RefusedPod, StaticPod};
@@ -133,7 +134,7 @@ impl Source {
                 (None, Err(error))
             }
             Ok(built) => {
-                let mut uids = self.uids.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut uids = self.uids.lock();
                 uids.commit("url:", built.iter().map(|b| (b.origin.clone(), b.choice())).collect());
                 uids.close_adoption(SourceKind::Http);
                 (Some(built.into_iter().map(|b| b.pod).collect()), Ok(()))
@@ -162,7 +163,7 @@ impl Source {
                 Err(multiple) => undecodable(single, multiple),
             })?]
         };
-        let uids = self.uids.lock().unwrap_or_else(PoisonError::into_inner);
+        let uids = self.uids.lock();
         pods.into_iter()
             .map(|pod| static_pod::build(pod, Origin::Url(&self.url), &self.node, &uids))
             .collect::<Result<_, _>>()

@@ -204,17 +204,17 @@ fn api_references_are_refused() {
 }
 
 #[derive(Default, Clone)]
-struct Shelf(std::sync::Arc<std::sync::Mutex<UidBook>>);
+struct Shelf(std::sync::Arc<parking_lot::Mutex<UidBook>>);
 
 impl UidStore for Shelf {
     fn load(&self) -> Result<UidBook, UidStoreError> {
         // Through its serialised form, as on disk.
-        let json = serde_json::to_string(&*self.0.lock().unwrap()).unwrap();
+        let json = serde_json::to_string(&*self.0.lock()).unwrap();
         Ok(serde_json::from_str(&json).unwrap())
     }
 
     fn save(&self, book: &UidBook) -> Result<(), UidStoreError> {
-        *self.0.lock().unwrap() = book.clone();
+        *self.0.lock() = book.clone();
         Ok(())
     }
 }
@@ -306,7 +306,7 @@ fn the_uid_of_a_matching_running_pod_is_adopted_and_remembered() {
     assert_eq!(uid_of(&Uids::new(Box::new(shelf_of_edit), ends()), WEB), first_uid);
     // Records of files that are gone go.
     second.commit("file:", BTreeMap::new());
-    assert!(shelf.0.lock().unwrap().choices.is_empty());
+    assert!(shelf.0.lock().choices.is_empty());
 }
 
 /// An upgrade, or a way back, makes no static pod anew: neither hash may change, and where a later version knows one more
@@ -329,7 +329,7 @@ fn a_version_keeps_the_uids_of_the_one_before() {
     }
     choice.pod = Box::new(earlier);
     let shelf = Shelf::default();
-    shelf.0.lock().unwrap().choices.insert(built.origin, choice);
+    shelf.0.lock().choices.insert(built.origin, choice);
     let uids = Uids::new(Box::new(shelf), Vec::new());
     let uid_of =
         |text: &str| build(from(text), Origin::File("/m/web.yaml"), &node(), &uids).unwrap().pod.metadata.uid.unwrap();

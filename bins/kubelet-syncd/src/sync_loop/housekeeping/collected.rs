@@ -2,9 +2,10 @@
 //! come back under its uid, as a static pod does whose manifest is removed and written again.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bulkhead_types::PodUid;
+use parking_lot::{Mutex, MutexGuard};
 
 /// By uid, how many tasks remove something of it.
 #[derive(Debug, Clone, Default)]
@@ -13,7 +14,7 @@ pub(super) struct Collected(Arc<Mutex<HashMap<PodUid, u32>>>);
 impl Collected {
     fn tasks(&self) -> MutexGuard<'_, HashMap<PodUid, u32>> {
         // Every step leaves it whole.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub(super) fn contains(&self, uid: &PodUid) -> bool {

@@ -16,7 +16,6 @@ use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -24,6 +23,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::Signal;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 pub(super) use self::controllers::Controllers;
@@ -147,8 +147,8 @@ struct Instance {
 /// Those of this process that no test has just now.
 static IDLE: Mutex<Vec<Instance>> = Mutex::new(Vec::new());
 
-fn idle() -> std::sync::MutexGuard<'static, Vec<Instance>> {
-    IDLE.lock().unwrap_or_else(PoisonError::into_inner)
+fn idle() -> parking_lot::MutexGuard<'static, Vec<Instance>> {
+    IDLE.lock()
 }
 
 /// An instance in use.

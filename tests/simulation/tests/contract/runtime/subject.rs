@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, bail};
 use bulkhead_cri::v1;
@@ -17,6 +16,7 @@ use bulkhead_simulation::runtime::{self as model, Model};
 use bulkhead_simulation::schedule::{Behaviour, ContainerShape, ProbeKind, ProbeShape, Shape};
 use bulkhead_simulation::world::Shared;
 use bulkhead_testkit::{Lab, Release, cgroups, image, processes};
+use parking_lot::Mutex;
 use tokio::runtime::{Builder, Runtime};
 use tonic::transport::Channel;
 use tonic::{Request, Status};
@@ -140,7 +140,7 @@ impl Subject {
         match &self.kind {
             Kind::Containerd(lab) => lab.containerd().stop(),
             Kind::Model { world, service, folder, .. } => {
-                if let Some(service) = service.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                if let Some(service) = service.lock().take() {
                     service.shutdown_background();
                 }
                 model::goes(&mut world.lock());
@@ -162,7 +162,7 @@ impl Subject {
                 listener.set_nonblocking(true).context("making a listener")?;
                 let (runtime, model) = (thread()?, Model { world: world.clone(), machine });
                 runtime.spawn(model::serve(model, listener));
-                *service.lock().unwrap_or_else(PoisonError::into_inner) = Some(runtime);
+                *service.lock() = Some(runtime);
                 Ok(())
             }
         }
@@ -413,7 +413,7 @@ impl Drop for Kind {
     fn drop(&mut self) {
         // Nobody may wait here, as the test runs in a runtime itself.
         if let Kind::Model { machine, service, .. } = self {
-            let service = service.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+            let service = service.get_mut().take();
             service.into_iter().chain(machine.take()).for_each(Runtime::shutdown_background);
         }
     }

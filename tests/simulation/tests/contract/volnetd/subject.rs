@@ -4,8 +4,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, anyhow};
 use bulkhead_daemon::progress::{LOOP_BOUND, Progress};
@@ -32,6 +32,7 @@ use bulkhead_worker::WorkerPool;
 use kubelet_volnetd::cgroups::Driver;
 use kubelet_volnetd::node::{Certificates, Node, Settings};
 use kubelet_volnetd::{prepare, serve_broker, service, verbs, watch, worker};
+use parking_lot::Mutex;
 use rustix::mount::{MountFlags, UnmountFlags};
 use tokio::runtime::{Builder, Runtime};
 use tonic::transport::Channel;
@@ -106,7 +107,7 @@ impl Subject {
     /// # Errors
     /// It does not come.
     pub fn restart(&self) -> Result<()> {
-        if let Some(service) = self.service.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(service) = self.service.lock().take() {
             service.shutdown_background();
         }
         if let Kind::Model { world, .. } = &self.kind {
@@ -151,7 +152,7 @@ impl Subject {
                 receiver.recv().map_err(|_| anyhow!("it has panicked"))??;
             }
         }
-        *self.service.lock().unwrap_or_else(PoisonError::into_inner) = Some(service);
+        *self.service.lock() = Some(service);
         Ok(())
     }
 
@@ -268,7 +269,7 @@ impl Subject {
             }
             Kind::Real { sockets, .. } => {
                 let socket = listen(&self.at("root/plugins_registry").join(REGISTRATION))?;
-                sockets.lock().unwrap_or_else(PoisonError::into_inner).push(socket);
+                sockets.lock().push(socket);
                 Ok(())
             }
         }
@@ -369,7 +370,7 @@ async fn serve(
 impl Drop for Subject {
     fn drop(&mut self) {
         // Nobody may wait here, as the test runs in a runtime itself.
-        let service = self.service.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let service = self.service.get_mut().take();
         service.into_iter().for_each(Runtime::shutdown_background);
         match &mut self.kind {
             Kind::Model { machine, .. } => machine.take().into_iter().for_each(Runtime::shutdown_background),

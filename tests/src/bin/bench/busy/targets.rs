@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -17,6 +17,7 @@ use hyper::body::{Bytes, Frame, Incoming};
 use hyper::header::{HeaderMap, HeaderValue};
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
@@ -69,7 +70,7 @@ impl Targets {
 
     /// What has ended since this was asked last.
     pub fn take(&self) -> Lasted {
-        std::mem::take(&mut *self.lasted.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.lasted.lock())
     }
 }
 
@@ -91,7 +92,7 @@ async fn serve(listener: TcpListener, kind: Kind, lasted: Arc<Mutex<Lasted>>) {
                 Kind::Grpc => grpc(stream).await,
                 Kind::Exec | Kind::Http | Kind::Tcp => plain(stream).await,
             };
-            let mut lasted = lasted.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut lasted = lasted.lock();
             lasted.entry(kind).or_default().push(begin.elapsed());
         });
     }

@@ -1,5 +1,6 @@
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde_json::json;
 
 use super::*;
@@ -29,14 +30,14 @@ struct Inner {
 
 impl World {
     fn say(&self, line: String) -> Result<(), CriError> {
-        let mut inner = self.0.lock().unwrap();
+        let mut inner = self.0.lock();
         let code = inner.fails.as_ref().filter(|(at, _)| *at == line).map(|(_, code)| *code);
         inner.lines.push(line);
         code.map_or(Ok(()), |code| Err(CriError { code, method: "test", message: "no".to_owned() }))
     }
 
     fn take(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.lock().unwrap().lines)
+        std::mem::take(&mut self.0.lock().lines)
     }
 }
 
@@ -50,12 +51,12 @@ impl Ports for World {
         _: v1::LinuxContainerResources,
         r: v1::LinuxContainerResources,
     ) -> Result<(), CriError> {
-        let code = self.0.lock().unwrap().sandbox;
+        let code = self.0.lock().sandbox;
         self.say(format!("sandbox {} {} {}", r.cpu_shares, r.cpu_quota, r.memory_limit_in_bytes))?;
         code.map_or(Ok(()), |code| Err(CriError { code, method: "test", message: "not implemented".to_owned() }))
     }
     async fn memory_usage(&self, _: &ContainerId) -> Result<Option<u64>, CriError> {
-        Ok(self.0.lock().unwrap().container_usage)
+        Ok(self.0.lock().container_usage)
     }
     async fn pod_cgroup(&self, change: CgroupResources) -> Result<Option<(PodLimits, Option<u64>)>, HostFilesError> {
         if change != CgroupResources::default() {
@@ -66,7 +67,7 @@ impl Ports for World {
             };
             self.say(line).map_err(|e| HostFilesError { message: e.message, transient: false })?;
         }
-        let inner = self.0.lock().unwrap();
+        let inner = self.0.lock();
         Ok(inner.limits.map(|limits| (limits, inner.usage)))
     }
     fn container_has(&self, name: &str, r: &ResourceRequirements) -> std::io::Result<()> {
@@ -94,10 +95,10 @@ const MI: i64 = 1 << 20;
 async fn resize(world: &World, old: &[(i64, i64)], new: &[(i64, i64)]) -> Result<(), ResizeError> {
     let (had, pod) = (pod(old), pod(new));
     let mut facts = NodeFacts::new(HostFacts { memory_capacity: 1 << 34, ..HostFacts::default() });
-    let without_quota = world.0.lock().unwrap().without_quota.clone();
+    let without_quota = world.0.lock().without_quota.clone();
     let sum = |of: fn(&(i64, i64)) -> i64| old.iter().map(of).sum::<i64>();
     {
-        let mut inner = world.0.lock().unwrap();
+        let mut inner = world.0.lock();
         inner.limits.get_or_insert(PodLimits {
             cpu_shares: milli_cpu_to_shares(sum(|s| s.0)),
             cpu_quota_us: sum(|s| s.0) * 100,
@@ -154,7 +155,7 @@ async fn what_has_cpus_for_itself_gets_no_quota_by_a_resize() {
     let world = World::default();
     let limits = PodLimits { cpu_shares: 2150, cpu_quota_us: -1, cpu_period_us: 100_000, memory_limit_bytes: 100 * MI };
     {
-        let mut inner = world.0.lock().unwrap();
+        let mut inner = world.0.lock();
         inner.limits = Some(limits);
         inner.without_quota = WithoutQuota { containers: ["a".to_owned()].into(), pod: true };
     }
@@ -173,7 +174,7 @@ async fn what_has_cpus_for_itself_gets_no_quota_by_a_resize() {
         ]
     );
     // A quota that the pod's cgroup should not have goes with the next resize of CPUs.
-    world.0.lock().unwrap().limits = Some(PodLimits { cpu_quota_us: 210_000, ..limits });
+    world.0.lock().limits = Some(PodLimits { cpu_quota_us: 210_000, ..limits });
     resize(&world, &[(2000, 50), (100, 50)], &[(2000, 50), (200, 50)]).await.unwrap();
     assert_eq!(world.take()[..2], [format!("sandbox 2150 -1 {}", 100 * MI), "pod - Some(-1) -".to_owned()]);
 }
@@ -182,7 +183,7 @@ async fn what_has_cpus_for_itself_gets_no_quota_by_a_resize() {
 async fn what_is_kept_for_the_pod_follows_its_request() {
     let world = World::default();
     let qos = MemoryQos { throttling_factor: 0.9, tiered: true, allocatable: 1 << 34, page_size: 4096 };
-    world.0.lock().unwrap().qos = Some(qos);
+    world.0.lock().qos = Some(qos);
     resize(&world, &[(100, 50)], &[(100, 60)]).await.unwrap();
     let lines = world.take();
     assert_eq!(lines[lines.len() - 2..], [format!("keep {}", 60 * MI), "note a 100 62914560".to_owned()]);
@@ -191,13 +192,13 @@ async fn what_is_kept_for_the_pod_follows_its_request() {
 #[tokio::test]
 async fn no_limit_falls_below_what_is_used() {
     let world = World::default();
-    world.0.lock().unwrap().usage = Some(40 * MI as u64);
+    world.0.lock().usage = Some(40 * MI as u64);
     let error = resize(&world, &[(100, 50)], &[(100, 30)]).await.unwrap_err().to_string();
     assert_eq!(
         error,
         "cannot decrease memory limits: attempting to set pod memory limit (31457280) below current usage (41943040)"
     );
-    world.0.lock().unwrap().container_usage = Some(35 * MI as u64);
+    world.0.lock().container_usage = Some(35 * MI as u64);
     let error = resize(&world, &[(100, 50)], &[(200, 30)]).await.unwrap_err().to_string();
     assert!(
         error.contains("[attempting to set pod memory") && error.contains("container \"a\" memory limit (31457280)")
@@ -211,7 +212,7 @@ async fn no_limit_falls_below_what_is_used() {
 async fn a_runtime_that_knows_no_sandboxes_is_no_obstacle_and_one_that_refuses_is() {
     for (code, ok) in [(Code::Unimplemented, true), (Code::Unknown, true), (Code::Internal, false)] {
         let world = World::default();
-        world.0.lock().unwrap().sandbox = Some(code);
+        world.0.lock().sandbox = Some(code);
         let outcome = resize(&world, &[(100, 50)], &[(200, 50)]).await;
         assert_eq!(outcome.is_ok(), ok, "{code:?}");
         if let Err(error) = outcome {
@@ -225,7 +226,7 @@ async fn a_runtime_that_knows_no_sandboxes_is_no_obstacle_and_one_that_refuses_i
 #[tokio::test]
 async fn what_the_kernel_refuses_is_taken_back_at_the_runtime() {
     let world = World::default();
-    world.0.lock().unwrap().fails = Some(("pod - Some(20000) -".to_owned(), Code::Internal));
+    world.0.lock().fails = Some(("pod - Some(20000) -".to_owned(), Code::Internal));
     assert!(resize(&world, &[(100, 50)], &[(200, 50)]).await.is_err());
     let limit = 50 * MI;
     assert_eq!(
@@ -237,7 +238,7 @@ async fn what_the_kernel_refuses_is_taken_back_at_the_runtime() {
 #[tokio::test]
 async fn a_container_that_fails_ends_the_resize_and_what_is_done_is_noted() {
     let world = World::default();
-    world.0.lock().unwrap().fails = Some((format!("container b-id 204 20000 {}", 20 * MI), Code::Unavailable));
+    world.0.lock().fails = Some((format!("container b-id 204 20000 {}", 20 * MI), Code::Unavailable));
     let error = resize(&world, &[(100, 50), (200, 50)], &[(100, 20), (200, 20)]).await.unwrap_err();
     assert!(error.is_transient());
     let lines = world.take();
