@@ -1,4 +1,5 @@
-//! Values that several processes share: ids, paths built from them, generations, quantities, durations, hashes.
+//! Values that several processes share: ids, paths built from them, generations, quantities, durations, hashes, and how
+//! addresses are read.
 //!
 //! No I/O, no async, no generated code. An id can only be made by parsing it, so a value of such a type stays valid
 //! wherever it goes; path builders take ids alone, so no text of a pod ever becomes a path component unchecked.
@@ -11,6 +12,7 @@ mod go_arch;
 mod go_duration;
 pub mod hash;
 mod ids;
+pub mod ip;
 mod later;
 mod log_file;
 mod paths;
