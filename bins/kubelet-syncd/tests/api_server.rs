@@ -282,6 +282,7 @@ fn tokens_are_asked_for_once() {
     let wanted = TokenWanted {
         namespace: "default".into(),
         service_account: "default".into(),
+        service_account_uid: None,
         audiences: vec![],
         expiration_seconds: 3607,
         pod_name: "p".into(),

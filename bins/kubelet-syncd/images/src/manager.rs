@@ -652,7 +652,13 @@ impl<S: ImageService> ImageManager<S> {
         found: &mut LazyCredentials<'_, impl Credentials>,
     ) -> Result<Pulled, String> {
         // Before it is our turn: who is slow to say his credentials holds up nobody else's pull.
-        let some: Vec<Option<Credential>> = found.all().await.iter().cloned().map(Some).collect();
+        let mut some: Vec<Option<Credential>> = Vec::new();
+        for one in found.all().await {
+            // What the registry refuses it refuses from whatever source.
+            if some.iter().flatten().all(|known| known.auth != one.auth) {
+                some.push(Some(one.clone()));
+            }
+        }
         let none = [None];
         let credentials = if some.is_empty() { &none[..] } else { &some[..] };
         let named = request.sandbox_config.and_then(|config| config.metadata.as_ref());

@@ -274,6 +274,21 @@ async fn credentials_are_tried_in_order() {
     assert_eq!(users, ["a", "b", "c", "a"]);
 }
 
+/// As two secrets that hold the same: one attempt, and either is known by the record of the pull.
+#[tokio::test(start_paused = true)]
+async fn a_credential_of_two_secrets_is_tried_once_and_either_secret_counts() {
+    let mut node = Checked::new(Policy::NeverVerifyPreloadedImages, &[]);
+    assert_eq!(node.pod(Some(("b", "p")), PullPolicy::Always).await, Ok(true));
+    // Neither its hash nor its name is noted, those of the second are.
+    let both = [("a", "q"), ("b", "p")].map(|(name, hash)| secret_credential(name, "same", hash));
+    node.bench.credentials = both.into();
+    node.bench.ensure("r.test/app:1", PullPolicy::Never).await.unwrap();
+    node.bench.registry.failures.lock().push_back((Code::Unknown, "denied"));
+    let before = node.bench.registry.pulls.lock().len();
+    let error = node.bench.ensure("r.test/other:1", PullPolicy::Always).await.unwrap_err();
+    assert_eq!((&*error.message, node.bench.registry.pulls.lock().len() - before), ("denied", 1));
+}
+
 #[tokio::test(start_paused = true)]
 async fn one_at_a_time_a_few_or_all() {
     let no_rate = PullLimits { per_second: 0, ..PullLimits::default() };
@@ -346,6 +361,15 @@ impl RecordStore for Disk {
     }
 }
 
+/// A credential as it stands in a secret of that name.
+fn secret_credential(name: &str, password: &str, hash: &str) -> Credential {
+    let owner = Owner { namespace: "ns".into(), name: name.into(), uid: name.into() };
+    Credential {
+        auth: v1::AuthConfig { password: password.into(), ..Default::default() },
+        source: Some(Source::Secret(pull_records::Secret { owner, hash: hash.into() })),
+    }
+}
+
 /// Manager, registry and disk of a node that checks whose images are whose; `restart` makes its next process.
 struct Checked {
     bench: Bench,
@@ -377,11 +401,7 @@ impl Checked {
 
     /// A pod with this secret (none: nobody's credentials); whether it had to pull.
     async fn pod(&mut self, secret: Option<(&str, &str)>, policy: PullPolicy) -> Result<bool, ImageErrorReason> {
-        let owner = |name: &str| Owner { namespace: "ns".into(), name: name.into(), uid: name.into() };
-        let credential = |(name, password): (&str, &str)| Credential {
-            auth: v1::AuthConfig { password: password.into(), ..Default::default() },
-            source: Some(Source::Secret(pull_records::Secret { owner: owner(name), hash: password.into() })),
-        };
+        let credential = |(name, password)| secret_credential(name, password, password);
         self.bench.credentials = secret.into_iter().map(credential).collect();
         let before = self.bench.registry.pulls.lock().len();
         self.bench.ensure("r.test/app:1", policy).await.map_err(|error| error.reason)?;

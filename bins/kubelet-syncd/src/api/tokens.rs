@@ -11,6 +11,7 @@ use futures_util::future::BoxFuture;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Api;
 use kube::api::PostParams;
 use parking_lot::Mutex;
@@ -85,7 +86,9 @@ fn request(wanted: &TokenWanted) -> TokenRequest {
         bound_object_ref: Some(pod),
         expiration_seconds: Some(wanted.expiration_seconds),
     };
-    TokenRequest { spec: Some(spec), ..TokenRequest::default() }
+    // The server refuses another account's than this one (upstream `pkg/credentialprovider/plugin/plugin.go`).
+    let metadata = ObjectMeta { uid: wanted.service_account_uid.clone(), ..ObjectMeta::default() };
+    TokenRequest { metadata, spec: Some(spec), ..TokenRequest::default() }
 }
 
 /// When it is time for a new one: 24 hours after it was issued, or when a fifth of its life is left. Pure.
@@ -261,6 +264,7 @@ mod tests {
         TokenWanted {
             namespace: "ns".into(),
             service_account: "default".into(),
+            service_account_uid: None,
             audiences: vec![],
             expiration_seconds: 3607,
             pod_name: "p".into(),
@@ -293,9 +297,24 @@ mod tests {
         assert_eq!(tokens.get(&a).await.unwrap().token, "t6");
 
         tokens.drop_expired();
-        assert_eq!(tokens.slots().len(), 1, "b's has expired, c never had one");
+        assert_eq!(tokens.slots.lock().len(), 1, "b's has expired, c never had one");
         tokens.forget_pod(&PodUid::parse("a").unwrap());
-        assert!(tokens.slots().is_empty());
+        assert!(tokens.slots.lock().is_empty());
+    }
+
+    /// A token is of one account: one that was made again under the name of another gets its own.
+    #[tokio::test]
+    async fn an_account_is_known_over_its_deletion() {
+        let fake = Arc::new(Fake::default());
+        let tokens = Tokens::with_clock(fake.clone(), Arc::new(|| at(0)));
+        let of = |uid: &str| TokenWanted { service_account_uid: Some(uid.into()), ..wanted("a") };
+        let mut got = Vec::new();
+        for wanted in [wanted("a"), of("old"), of("new"), of("old")] {
+            got.push(tokens.get(&wanted).await.unwrap().token);
+        }
+        assert_eq!(got, ["t1", "t2", "t3", "t2"]);
+        assert_eq!(request(&of("new")).metadata.uid.as_deref(), Some("new"));
+        assert_eq!(request(&wanted("a")).metadata, ObjectMeta::default());
     }
 
     /// The pod's own looks are hours apart; those for the token keep what its file shows alive, also when the server is

@@ -177,6 +177,7 @@ fn token_wanted(pod: &Pod, token: &ServiceAccountTokenProjection) -> TokenWanted
     TokenWanted {
         namespace: text(&pod.metadata.namespace),
         service_account: pod.spec.as_ref().map(|s| text(&s.service_account_name)).unwrap_or_default(),
+        service_account_uid: None,
         audiences: token.audience.clone().filter(|a| !a.is_empty()).into_iter().collect(),
         expiration_seconds: token.expiration_seconds.unwrap_or(TOKEN_SECONDS),
         pod_name: text(&pod.metadata.name),

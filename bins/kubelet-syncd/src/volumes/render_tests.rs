@@ -171,6 +171,7 @@ fn tokens_are_asked_for_by_pod() {
     let expected = |audiences: &[&str], expiration_seconds| kubelet_model::objects::TokenWanted {
         namespace: "golden".into(),
         service_account: "default".into(),
+        service_account_uid: None,
         audiences: audiences.iter().map(|a| (*a).to_owned()).collect(),
         expiration_seconds,
         pod_name: "projected".into(),

@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use bulkhead_cri::v1::AuthConfig;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
@@ -14,11 +13,14 @@ use serde::{Deserialize, Deserializer};
 
 use super::matching::Pattern;
 
-/// Padding may be missing, as some tools leave it out.
-const LENIENT: GeneralPurpose = GeneralPurpose::new(
-    &base64::alphabet::STANDARD,
-    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
-);
+/// As Go's decoders of these names, which take any bits where the last character has some too many.
+const PADDED: GeneralPurpose = base64_of(DecodePaddingMode::RequireCanonical);
+const RAW: GeneralPurpose = base64_of(DecodePaddingMode::RequireNone);
+
+const fn base64_of(padding: DecodePaddingMode) -> GeneralPurpose {
+    let config = GeneralPurposeConfig::new().with_decode_padding_mode(padding).with_decode_allow_trailing_bits(true);
+    GeneralPurpose::new(&base64::alphabet::STANDARD, config)
+}
 
 /// A credential and what it is for. `Debug` shows no password: the CRI message's own does not.
 #[derive(Debug, Clone, PartialEq)]
@@ -134,7 +136,7 @@ impl<'de, W: Fn(&Pattern) -> bool> Visitor<'de> for &mut Registries<W> {
                 }
                 None => (registry.username.unwrap_or_default(), registry.password.unwrap_or_default()),
             };
-            if let Some(pattern) = Pattern::parse(&name).filter(&self.wanted) {
+            if let Some(pattern) = Pattern::of_credential(&name).filter(&self.wanted) {
                 let auth = AuthConfig { username, password, ..AuthConfig::default() };
                 self.found.insert(name, Entry { pattern, auth, email: registry.email.unwrap_or_default() });
             }
@@ -143,13 +145,15 @@ impl<'de, W: Fn(&Pattern) -> bool> Visitor<'de> for &mut Registries<W> {
     }
 }
 
+/// Upstream `pkg/credentialprovider/config.go`, decodeDockerConfigFieldAuth. Padding may be missing, as some tools leave it out.
 fn user_and_password(auth: &str) -> Option<(String, String)> {
     // Line breaks are no part of base64, as for Go's decoder: `base64` breaks its output after 76 characters.
     let auth: Cow<'_, str> = match auth.contains(['\r', '\n']) {
         true => auth.replace(['\r', '\n'], "").into(),
         false => auth.into(),
     };
-    let bytes = STANDARD.decode(&*auth).or_else(|_| LENIENT.decode(auth.trim())).ok()?;
+    let engine = if auth.ends_with('=') { &PADDED } else { &RAW };
+    let bytes = engine.decode(&*auth).ok()?;
     let text = String::from_utf8(bytes).ok()?;
     let (user, password) = text.split_once(':')?;
     Some((user.to_owned(), password.trim_matches('\0').to_owned()))
@@ -195,7 +199,30 @@ mod tests {
             let entries = dockercfg(text.as_bytes(), all).unwrap();
             assert_eq!((&*entries[0].auth.username, &*entries[0].auth.password), ("user", "pa:ss"), "{auth}");
         }
-        assert!(dockercfg(br#"{"r.test":{"auth":"dXNl cjpwYTpzcw=="}}"#, all).is_err(), "as for Go's");
+        for auth in ["dXNl cjpwYTpzcw==", "dXNlcjpwYTpzcw== ", " dXNlcjpwYTpzcw", "dXNlcjpwYTpzcw\\t"] {
+            let text = format!(r#"{{"r.test":{{"auth":"{auth}"}}}}"#);
+            assert!(dockercfg(text.as_bytes(), all).is_err(), "{auth}: as for Go's");
+        }
+    }
+
+    /// With the rows of upstream's config_test.go, `TestDecodeDockerConfigFieldAuth`.
+    #[test]
+    fn base64_as_go_reads_it() {
+        let foo_bar = Some(("foo".to_owned(), "bar".to_owned()));
+        for (auth, expected) in [
+            ("Zm9vOmJhcg==", foo_bar.clone()),
+            ("Zm9vOmJhcg", foo_bar.clone()),
+            ("Zm9vOm\nJhcg==\n", foo_bar.clone()),
+            // Bits beyond the last byte that are not zero.
+            ("Zm9vOmJhch==", foo_bar.clone()),
+            ("Zm9vOmJhci", foo_bar),
+            ("Zm9vOmJhcg=", None),
+            ("Zm9vOmJhcg== ", None),
+            ("cGFudHM=", None),
+            ("pants", None),
+        ] {
+            assert_eq!(user_and_password(auth), expected, "{auth:?}");
+        }
     }
 
     #[test]

@@ -13,11 +13,11 @@ use std::sync::Arc;
 
 use bulkhead_config::credential_providers::{CredentialProviders, TokenAttributes};
 use bulkhead_ipc::broker::BrokerClient;
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
 use sha2::{Digest as _, Sha256};
 
 use self::docker_config::Entry;
-use self::matching::{Pattern, names_to_match};
+use self::matching::{Pattern, lookup};
 use self::node_files::NodeFiles;
 use self::provider::{Provider, ServiceAccountToken};
 use super::file_id::hex;
@@ -49,7 +49,7 @@ pub struct Puller<'a> {
 /// What was found, and what was not to be had.
 #[derive(Debug, Default)]
 pub struct FoundCredentials {
-    /// Each once.
+    /// Each once from each of its sources.
     pub credentials: Vec<Credential>,
     /// Names of secrets that are not there or cannot be used.
     pub missing_secrets: Vec<String>,
@@ -76,11 +76,11 @@ impl Keyring {
     /// Credentials for `repository` (`registry.test/team/app`, without tag and digest).
     pub async fn find(&self, puller: Puller<'_>, repository: &str) -> FoundCredentials {
         let mut found = FoundCredentials::default();
-        let names = names_to_match(repository);
-        let secrets = self.of_secrets(puller, &names, &mut found.missing_secrets).await;
-        add(&mut found.credentials, &secrets, &names);
-        add(&mut found.credentials, &sourced(self.files.entries().await.iter().cloned(), None), &names);
-        for provider in self.providers.iter().filter(|p| names.iter().any(|name| p.serves(name))) {
+        let secrets = self.of_secrets(puller, repository, &mut found.missing_secrets).await;
+        add(&mut found.credentials, &secrets, repository);
+        add(&mut found.credentials, &sourced(self.files.entries().await.iter().cloned(), None), repository);
+        let mut provided = Vec::new();
+        for provider in self.providers.iter().filter(|provider| provider.serves(repository)) {
             let asked = match &provider.config.token_attributes {
                 None => Ok(Asked::WithoutToken),
                 Some(attributes) => self.asked(attributes, puller).await,
@@ -96,15 +96,17 @@ impl Keyring {
             };
             let source = token.as_ref().map(|token| Source::ServiceAccount(token.account.clone()));
             match provider.credentials(repository, token.as_ref()).await {
-                Ok(entries) => add(&mut found.credentials, &sourced(entries.iter().cloned(), source), &names),
+                Ok(entries) => provided.extend(sourced(entries.iter().cloned(), source)),
                 Err(error) => found.provider_problems.push(error.to_string()),
             }
         }
+        // Those of all providers together, as upstream looks them up.
+        add(&mut found.credentials, &provided, repository);
         found
     }
 
-    /// What the pod's secrets have for these names, the more special first and no more than can be tried.
-    async fn of_secrets(&self, puller: Puller<'_>, names: &[String], missing: &mut Vec<String>) -> Vec<Sourced> {
+    /// What the pod's secrets have for the repository, the more special first and no more than can be tried.
+    async fn of_secrets(&self, puller: Puller<'_>, repository: &str, missing: &mut Vec<String>) -> Vec<Sourced> {
         let mut found = Vec::new();
         let mut seen = HashSet::new();
         // A name that stands there again gives nothing new, and its secret may be large.
@@ -115,7 +117,7 @@ impl Keyring {
             let objects = named_objects::fetch(&*self.objects, puller.namespace, wanted).await;
             for name in some {
                 let entries = match objects.secret(name) {
-                    Ok(secret) => entries_of(secret, names).map(|entries| (secret, entries)),
+                    Ok(secret) => entries_of(secret, repository).map(|entries| (secret, entries)),
                     Err(error) => {
                         tracing::info!(secret = name, %error, "failed to get image pull secret");
                         None
@@ -161,29 +163,28 @@ impl Keyring {
             .chain(&attributes.optional_service_account_annotation_keys);
         let annotations: BTreeMap<String, String> =
             wanted_keys.filter_map(|key| Some((key.clone(), all.get(key)?.clone()))).collect();
-        let wanted = TokenWanted {
-            namespace: puller.namespace.to_owned(),
-            service_account: puller.service_account.to_owned(),
-            audiences: vec![attributes.service_account_token_audience.clone()],
-            expiration_seconds: TOKEN_SECONDS,
-            pod_name: puller.pod.to_owned(),
-            pod_uid: puller.pod_uid.to_owned(),
-        };
+        let wanted = token_wanted(puller, &account, attributes);
         let token = self.objects.token(&wanted).await.map_err(|error| error.to_string())?.token;
-        let may_echo = attributes.cache_type == "Token";
-        let of = if may_echo {
-            hex(&Sha256::digest(token.as_bytes()))
-        } else {
-            let uid = account.metadata.uid.as_deref().unwrap_or_default();
-            format!("{}/{}/{uid}", puller.namespace, puller.service_account)
-        };
-        let cache_key = format!("{of} {annotations:?}");
         let owner = Owner {
             namespace: puller.namespace.to_owned(),
             name: puller.service_account.to_owned(),
             uid: account.metadata.uid.clone().unwrap_or_default(),
         };
-        Ok(Asked::WithToken(ServiceAccountToken { token, annotations, cache_key, may_echo, account: owner }))
+        Ok(Asked::WithToken(ServiceAccountToken::new(token, annotations, owner, &attributes.cache_type)))
+    }
+}
+
+/// The token of this very account: another one that is made under its name is not the one whose annotations were read (upstream
+/// `pkg/credentialprovider/plugin/plugin.go`, getServiceAccountToken).
+fn token_wanted(puller: Puller<'_>, account: &ServiceAccount, attributes: &TokenAttributes) -> TokenWanted {
+    TokenWanted {
+        namespace: puller.namespace.to_owned(),
+        service_account: puller.service_account.to_owned(),
+        service_account_uid: account.metadata.uid.clone(),
+        audiences: vec![attributes.service_account_token_audience.clone()],
+        expiration_seconds: TOKEN_SECONDS,
+        pod_name: puller.pod.to_owned(),
+        pod_uid: puller.pod_uid.to_owned(),
     }
 }
 
@@ -218,21 +219,20 @@ fn credential_hash(entry: &Entry) -> String {
     hex(&Sha256::digest(format!("{{{}}}", fields.join(","))))
 }
 
-/// Those that fit, the more special first, none twice.
-fn add(credentials: &mut Vec<Credential>, entries: &[Sourced], names: &[String]) {
-    let mut fitting: Vec<&Sourced> =
-        entries.iter().filter(|(entry, _)| names.iter().any(|name| entry.pattern.matches(name))).collect();
-    fitting.sort_by(|(a, _), (b, _)| a.pattern.rank().cmp(&b.pattern.rank()));
-    for (entry, source) in fitting {
-        if credentials.iter().all(|known| known.auth != entry.auth) {
-            credentials.push(Credential { auth: entry.auth.clone(), source: source.clone() });
+/// Those for the repository, the more special first, and none twice: the same credential from another source gives the right to an
+/// image that was pulled with that source, too.
+fn add(credentials: &mut Vec<Credential>, entries: &[Sourced], repository: &str) {
+    for (entry, source) in lookup(entries, |(entry, _)| &entry.pattern, repository) {
+        let credential = Credential { auth: entry.auth.clone(), source: source.clone() };
+        if !credentials.contains(&credential) {
+            credentials.push(credential);
         }
     }
 }
 
-/// What a secret of one of the two types has for these names; `None` when it is another one or cannot be read.
-fn entries_of(secret: &Secret, names: &[String]) -> Option<Vec<Entry>> {
-    let wanted = |pattern: &Pattern| names.iter().any(|name| pattern.matches(name));
+/// What a secret of one of the two types may have for the repository; `None` when it is another one or cannot be read.
+fn entries_of(secret: &Secret, repository: &str) -> Option<Vec<Entry>> {
+    let wanted = |pattern: &Pattern| pattern.concerns(repository);
     let data = |key: &str| secret.data.as_ref()?.get(key).map(|bytes| bytes.0.as_slice());
     let name = secret.metadata.name.as_deref().unwrap_or_default();
     let parsed = match secret.type_.as_deref() {
@@ -251,11 +251,22 @@ mod tests {
     use super::*;
     use bulkhead_cri::v1::AuthConfig;
     use k8s_openapi::ByteString;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
     use kubelet_model::objects::NoObjects;
 
     fn entry(pattern: &str, password: &str) -> Entry {
         let auth = AuthConfig { password: password.into(), ..AuthConfig::default() };
-        Entry { pattern: matching::Pattern::parse(pattern).unwrap(), auth, email: String::new() }
+        Entry { pattern: Pattern::of_credential(pattern).unwrap(), auth, email: String::new() }
+    }
+
+    fn attributes(required: bool) -> TokenAttributes {
+        TokenAttributes {
+            service_account_token_audience: "registry".into(),
+            cache_type: "Token".into(),
+            require_service_account: Some(required),
+            required_service_account_annotation_keys: Vec::new(),
+            optional_service_account_annotation_keys: Vec::new(),
+        }
     }
 
     /// Of the text that Go's `json.Marshal` makes of upstream's AuthConfig.
@@ -281,12 +292,39 @@ mod tests {
         let mut found = Vec::new();
         let entries =
             [entry("*.test", "a"), entry("registry.test/team", "b"), entry("registry.test", "a"), entry("x.y", "c")];
-        add(&mut found, &sourced(entries, None), &names_to_match("registry.test/team/app"));
+        add(&mut found, &sourced(entries, None), "registry.test/team/app");
         assert_eq!(found.iter().map(|one| one.auth.password.as_str()).collect::<Vec<_>>(), ["b", "a"]);
         let mut hub = Vec::new();
         let entries = sourced([entry("https://index.docker.io/v1/", "h")], None);
-        add(&mut hub, &entries, &names_to_match("docker.io/library/busybox"));
+        add(&mut hub, &entries, "docker.io/library/busybox");
         assert_eq!(hub.len(), 1);
+    }
+
+    /// A record of a pull may name any of them.
+    #[test]
+    fn the_same_credential_of_two_secrets_has_both_sources() {
+        let source = |name: &str| {
+            let metadata = ObjectMeta { name: Some(name.into()), ..ObjectMeta::default() };
+            Some(secret_source("n", &Secret { metadata, ..Secret::default() }, &entry("r.test", "p")))
+        };
+        let mut found = Vec::new();
+        for one in [source("a"), source("b"), source("a"), None] {
+            add(&mut found, &sourced([entry("r.test", "p"), entry("*.test", "p")], one), "r.test/app");
+        }
+        let sources: Vec<_> = found.into_iter().map(|credential| credential.source).collect();
+        assert_eq!(sources, [source("a"), source("b"), None]);
+    }
+
+    #[test]
+    fn a_token_is_wanted_of_the_account_that_was_read() {
+        let puller = Puller { namespace: "n", pod: "p", pod_uid: "u", service_account: "a", secrets: &[] };
+        let metadata = ObjectMeta { uid: Some("uid-1".into()), ..ObjectMeta::default() };
+        let account = ServiceAccount { metadata, ..ServiceAccount::default() };
+        let wanted = token_wanted(puller, &account, &attributes(true));
+        let of = (&*wanted.namespace, &*wanted.service_account, wanted.service_account_uid.as_deref());
+        assert_eq!(of, ("n", "a", Some("uid-1")));
+        assert_eq!((wanted.audiences, wanted.expiration_seconds), (vec!["registry".to_owned()], 3600));
+        assert_eq!((&*wanted.pod_name, &*wanted.pod_uid), ("p", "u"));
     }
 
     #[test]
@@ -297,12 +335,16 @@ mod tests {
             ..Secret::default()
         };
         let json = r#"{"auths":{"r.test":{"username":"u","password":"p"}}}"#;
-        let names = ["r.test/app".to_owned()];
+        let name = "r.test/app";
         let plain = r#"{"r.test":{"username":"u","password":"p"}}"#;
-        assert!(entries_of(&secret("kubernetes.io/dockerconfigjson", ".dockerconfigjson", json), &names).is_some());
-        assert!(entries_of(&secret("kubernetes.io/dockercfg", ".dockercfg", plain), &names).is_some());
-        assert!(entries_of(&secret("Opaque", ".dockerconfigjson", json), &names).is_none());
-        assert!(entries_of(&secret("kubernetes.io/dockercfg", "other", plain), &names).is_none());
+        assert!(entries_of(&secret("kubernetes.io/dockerconfigjson", ".dockerconfigjson", json), name).is_some());
+        assert!(entries_of(&secret("kubernetes.io/dockercfg", ".dockercfg", plain), name).is_some());
+        assert!(entries_of(&secret("Opaque", ".dockerconfigjson", json), name).is_none());
+        assert!(entries_of(&secret("kubernetes.io/dockercfg", "other", plain), name).is_none());
+        let hub = r#"{"https://index.docker.io/v1/":{"username":"u","password":"p"},"index.docker.io/v1":{}}"#;
+        let of =
+            |repository| entries_of(&secret("kubernetes.io/dockercfg", ".dockercfg", hub), repository).unwrap().len();
+        assert_eq!([of("docker.io/library/busybox"), of(name)], [1, 0]);
     }
 
     #[tokio::test]
@@ -325,13 +367,7 @@ mod tests {
                 api_version: VERSION.into(),
                 args: Vec::new(),
                 env: Vec::new(),
-                token_attributes: Some(TokenAttributes {
-                    service_account_token_audience: "registry".into(),
-                    cache_type: "Token".into(),
-                    require_service_account: Some(required),
-                    required_service_account_annotation_keys: Vec::new(),
-                    optional_service_account_annotation_keys: Vec::new(),
-                }),
+                token_attributes: Some(attributes(required)),
             };
             let providers = CredentialProviders { bin_dir: folder.path().into(), providers: vec![provider] };
             let broker = BrokerClient::new(&folder.path().join("nobody.sock"));

@@ -14,6 +14,7 @@ use bulkhead_cri::v1::AuthConfig;
 use bulkhead_types::{GoDuration, chain};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 use tokio::process::Command;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -21,6 +22,7 @@ use tokio::time::Instant;
 use super::docker_config::Entry;
 use super::matching::Pattern;
 use super::metrics;
+use crate::file_id::hex;
 use crate::pull_records::Owner;
 
 /// Programs of one provider that run at once: one that hangs leaves room for other images.
@@ -40,12 +42,24 @@ pub enum ProviderError {
 pub struct ServiceAccountToken {
     pub token: String,
     pub annotations: BTreeMap<String, String>,
-    /// Tells apart what may not share an answer: the account, or the token itself.
-    pub cache_key: String,
+    /// Tells apart what may not share an answer.
+    cache_key: String,
     /// `cacheType` is `Token`: the program may answer with the token itself.
-    pub may_echo: bool,
+    may_echo: bool,
     /// Whose it is.
     pub account: Owner,
+}
+
+impl ServiceAccountToken {
+    /// `cache_type`: of the provider. An answer is for one account with these annotations, and with `Token` for one token (upstream
+    /// generateServiceAccountCacheKey).
+    pub fn new(token: String, annotations: BTreeMap<String, String>, account: Owner, cache_type: &str) -> Self {
+        let may_echo = cache_type == "Token";
+        let Owner { namespace, name, uid } = &account;
+        let hash = if may_echo { hex(&Sha256::digest(token.as_bytes())) } else { String::new() };
+        let cache_key = format!("{namespace}/{name}/{uid} {annotations:?} {hash}");
+        ServiceAccountToken { token, annotations, cache_key, may_echo, account }
+    }
 }
 
 impl std::fmt::Debug for ServiceAccountToken {
@@ -103,7 +117,7 @@ pub struct Provider {
 
 impl Provider {
     pub fn new(config: CredentialProvider, bin_dir: &std::path::Path) -> Self {
-        let patterns = config.match_images.iter().filter_map(|text| Pattern::parse(text)).collect();
+        let patterns = config.match_images.iter().filter_map(|text| Pattern::of_images(text)).collect();
         let program = bin_dir.join(&config.name);
         Provider { config, patterns, program, cache: Mutex::default(), asking: Semaphore::new(QUESTIONS) }
     }
@@ -202,7 +216,8 @@ impl Provider {
                         .to_owned(),
                 ));
             }
-            let pattern = Pattern::parse(&name).ok_or_else(|| bad(format!("{name:?} is no host[:port][/path]")))?;
+            let pattern = Pattern::of_credential(&name);
+            let pattern = pattern.ok_or_else(|| bad(format!("{name:?} is no host[:port][/path]")))?;
             let auth = AuthConfig { username: login.username, password: login.password, ..AuthConfig::default() };
             entries.push(Entry { pattern, auth, email: String::new() });
         }
@@ -294,13 +309,8 @@ echo '{{"kind":"CredentialProviderResponse","apiVersion":"{VERSION}","cacheKeyTy
     #[tokio::test]
     async fn errors_of_a_credential_provider_quote_no_secret() {
         let folder = tempfile::tempdir().unwrap();
-        let token = ServiceAccountToken {
-            token: "hunter2".into(),
-            annotations: BTreeMap::new(),
-            cache_key: "k".into(),
-            may_echo: false,
-            account: Owner { namespace: "n".into(), name: "a".into(), uid: "u".into() },
-        };
+        let token =
+            ServiceAccountToken::new("hunter2".into(), BTreeMap::new(), account(["n", "a", "u"]), "ServiceAccount");
         for (script, word) in [
             ("echo no access to /secret/file >&2; exit 3".to_owned(), "no access to /secret/file"),
             ("echo nonsense".to_owned(), "line 1"),
@@ -315,5 +325,66 @@ echo '{{"kind":"CredentialProviderResponse","apiVersion":"{VERSION}","cacheKeyTy
         std::fs::set_permissions(folder.path().join("helper"), std::fs::Permissions::from_mode(0o000)).unwrap();
         let error = provider.credentials("registry.test/a", None).await.unwrap_err().to_string();
         assert!(error.contains("helper") && error.contains("ermission"), "{error}");
+    }
+
+    fn account([namespace, name, uid]: [&str; 3]) -> Owner {
+        Owner { namespace: namespace.into(), name: name.into(), uid: uid.into() }
+    }
+
+    fn annotations(role: &str) -> BTreeMap<String, String> {
+        BTreeMap::from([("domain.io/role".to_owned(), role.to_owned()), ("domain.io/id".to_owned(), "1".to_owned())])
+    }
+
+    /// Whether what was answered for `one` is taken for `other`, with each kind of answer: of the same image, of another image of its
+    /// registry, and of another registry (upstream plugin_test.go, `Test_CacheKeyGeneration`).
+    fn shared(one: Option<&ServiceAccountToken>, other: Option<&ServiceAccountToken>) -> [[bool; 3]; 3] {
+        let images = ["test.registry.io/foo/bar", "test.registry.io/foo/other", "other.registry.io/foo/bar"];
+        ["Image", "Registry", "Global"].map(|kind| {
+            let key = |image, token| cache_key(kind, image, token).unwrap();
+            images.map(|image| key(images[0], one) == key(image, other))
+        })
+    }
+
+    const AS_WIDE_AS_ITS_KIND: [[bool; 3]; 3] = [[true, false, false], [true, true, false], [true, true, true]];
+    const NOTHING: [[bool; 3]; 3] = [[false; 3]; 3];
+
+    #[test]
+    fn an_answer_is_as_wide_as_its_kind_and_cache_type() {
+        let token = |text: &str, cache_type| {
+            ServiceAccountToken::new(text.into(), annotations("admin"), account(["n", "a", "u"]), cache_type)
+        };
+        assert_eq!(shared(None, None), AS_WIDE_AS_ITS_KIND);
+        for (cache_type, with_another_token) in [("ServiceAccount", AS_WIDE_AS_ITS_KIND), ("Token", NOTHING)] {
+            let one = token("one", cache_type);
+            assert_eq!(shared(Some(&one), Some(&token("one", cache_type))), AS_WIDE_AS_ITS_KIND, "{cache_type}");
+            assert_eq!(shared(Some(&one), Some(&token("two", cache_type))), with_another_token, "{cache_type}");
+            assert_eq!(shared(Some(&one), None), NOTHING, "{cache_type}");
+        }
+        assert_eq!(cache_key("Sometimes", "test.registry.io/foo/bar", None), None);
+    }
+
+    /// Upstream plugin_test.go, `TestGenerateServiceAccountCacheKey_Deterministic`.
+    #[test]
+    fn no_two_accounts_share_an_answer() {
+        let mut all = Vec::new();
+        for namespace in ["default", "kube-system"] {
+            for name in ["service-account1", "service-account2"] {
+                for uid in ["633a81d0", "1408a4e6"] {
+                    for role in ["admin", "viewer"] {
+                        all.push((account([namespace, name, uid]), annotations(role)));
+                    }
+                }
+            }
+        }
+        for cache_type in ["ServiceAccount", "Token"] {
+            let token = |index: usize| {
+                let (account, annotations) = all[index].clone();
+                ServiceAccountToken::new("same".into(), annotations, account, cache_type)
+            };
+            for (a, b) in (0..all.len()).flat_map(|a| (0..all.len()).map(move |b| (a, b))) {
+                let expected = if a == b { AS_WIDE_AS_ITS_KIND } else { NOTHING };
+                assert_eq!(shared(Some(&token(a)), Some(&token(b))), expected, "{:?} {:?}", all[a], all[b]);
+            }
+        }
     }
 }

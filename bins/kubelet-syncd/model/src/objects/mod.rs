@@ -67,6 +67,8 @@ pub struct KnownServices {
 pub struct TokenWanted {
     pub namespace: String,
     pub service_account: String,
+    /// No other account of that name will do; None: any will.
+    pub service_account_uid: Option<String>,
     /// Empty: the API server's own audience.
     pub audiences: Vec<String>,
     pub expiration_seconds: i64,

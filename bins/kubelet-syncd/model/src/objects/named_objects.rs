@@ -199,6 +199,7 @@ mod tests {
         let token = TokenWanted {
             namespace: "ns".into(),
             service_account: "default".into(),
+            service_account_uid: None,
             audiences: vec![],
             expiration_seconds: 600,
             pod_name: "p".into(),

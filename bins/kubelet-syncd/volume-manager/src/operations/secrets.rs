@@ -54,6 +54,11 @@ fn not_found(namespace: &str, name: &str, error: &ObjectError) -> String {
     format!("kubernetes.io/csi: failed to find the secret {name} in the namespace {namespace} with error: {error}")
 }
 
+/// In the words of upstream's csi_mounter.go, of which one is written like that.
+fn no_tokens(error: &ObjectError) -> String {
+    format!("kubernetes.io/csi: mounter.SetUpAt failed to get service accoount token attributes: {error}")
+}
+
 /// What a secret of the driver's holds; nothing where no field names one. `block`: for a volume without a file system.
 ///
 /// # Errors
@@ -91,15 +96,14 @@ pub async fn tokens(reader: &dyn ClusterReader, facts: &DriverFacts, pod: &PodIn
         let wanted = TokenWanted {
             namespace: pod.namespace.clone(),
             service_account: pod.service_account.clone(),
+            service_account_uid: None,
             audiences: Some(audience.clone()).filter(|audience| !audience.is_empty()).into_iter().collect(),
             expiration_seconds: seconds.unwrap_or(TOKEN_SECONDS),
             pod_name: pod.name.clone(),
             pod_uid: pod.uid.clone(),
         };
-        let token = reader.token(&wanted).await.map_err(|error| {
-            let what = "mounter.SetUpAt failed to get service account token attributes";
-            Failure::object(Phase::SetUp, format!("kubernetes.io/csi: {what}: {error}"), &error)
-        })?;
+        let token =
+            reader.token(&wanted).await.map_err(|error| Failure::object(Phase::SetUp, no_tokens(&error), &error))?;
         // As Go writes a time with whole seconds.
         let expires = jiff::Timestamp::from_second(token.expires.as_second()).unwrap_or(token.expires);
         let text = |text: &str| serde_json::Value::String(text.to_owned()).to_string();
@@ -114,6 +118,12 @@ pub async fn tokens(reader: &dyn ClusterReader, facts: &DriverFacts, pod: &PodIn
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tokens_that_are_refused_are_told_as_upstream_tells_it() {
+        const WHY: &str = "kubernetes.io/csi: mounter.SetUpAt failed to get service accoount token attributes: no";
+        assert_eq!(no_tokens(&ObjectError::NotFound("no".to_owned())), WHY);
+    }
 
     #[test]
     fn a_secret_that_is_not_there_is_told_as_upstream_tells_it() {
