@@ -97,6 +97,33 @@ fn secrets_of_the_pod_open_the_registry() -> Result<()> {
     member.node.finish()
 }
 
+/// An operator who brings an image to the node (`ctr images import`, `kind load`) waits for no back-off: a pod whose image is missing
+/// is looked at every 10 to 15 s, as with upstream.
+#[test]
+fn an_image_that_is_brought_to_the_node_is_found_before_its_back_off_ends() -> Result<()> {
+    let Some((lab, registry)) = registry()? else { return Ok(()) };
+    let image = registry.image_of("brought");
+    let member = Member::start(&lab, &[], |node| node)?;
+    let mut spec = pulling(&image, &[]);
+    spec["containers"][0]["imagePullPolicy"] = json!("IfNotPresent");
+    member.create("waits", &spec)?;
+    // The third attempt, after 10 s and 20 s, is followed by 40 s without any.
+    eventually("three pulls have failed", Duration::from_secs(90), || {
+        let events = member.events("waits")?;
+        let failed = |event: &&Value| event["reason"] == "Failed" && event["message"] == "Error: ErrImagePull";
+        let count = events.iter().find(failed).map(|event| event["count"].clone());
+        ensure!(count.as_ref().and_then(Value::as_u64) >= Some(3), "{count:?}");
+        Ok(())
+    })?;
+    lab.containerd().ctr(&["images", "tag", image::BUSYBOX, &image])?;
+    eventually("the pod runs", Duration::from_secs(25), || {
+        let pod = member.cluster.get("pods", "default", "waits")?;
+        ensure!(pod["status"]["phase"] == "Running", "{}", pod["status"]);
+        Ok(())
+    })?;
+    member.node.finish()
+}
+
 /// A program that says who it is for, if it was asked as agreed; each time it is asked it writes a line beside itself.
 fn plugin(folder: &Path, name: &str, body: &str) -> Result<()> {
     let path = folder.join(name);

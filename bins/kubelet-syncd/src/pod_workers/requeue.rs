@@ -30,6 +30,15 @@ pub enum Retry {
     Failed { back_off: Option<Duration> },
 }
 
+impl Retry {
+    /// After something failed. `left`: of the first back-off; `only_restarts`: nothing failed but that containers are held back, which
+    /// lasts as long as it lasts. Anything else may be put right at any time, as by an operator who brings an image to the node, and
+    /// is looked at as often as what has no back-off, but not later than at the end of one.
+    pub fn after_failure(left: Option<Duration>, only_restarts: bool) -> Self {
+        Retry::Failed { back_off: left.filter(|left| only_restarts || *left < jitter(BACK_OFF, 1.0)) }
+    }
+}
+
 /// Time until the next look. `random` is uniform in `0.0..1.0`: it spreads the pods of a node over time.
 pub fn delay(retry: Retry, sync_frequency: Duration, random: f64) -> Duration {
     let base = match retry {
@@ -91,6 +100,27 @@ mod tests {
         ];
         for (retry, random, seconds) in cases {
             assert_eq!(delay(retry, minute, random), Duration::from_secs_f64(seconds), "{retry:?} {random}");
+        }
+    }
+
+    #[test]
+    fn only_restarts_are_waited_for() {
+        let minute = Duration::from_secs(60);
+        let cases = [
+            (None, false, 10.0..=15.0),
+            (Some(300), true, 60.0..=60.0),
+            (Some(20), true, 20.0..=20.0),
+            (Some(300), false, 10.0..=15.0),
+            (Some(15), false, 10.0..=15.0),
+            (Some(14), false, 14.0..=14.0),
+            (Some(3), false, 3.0..=3.0),
+            (Some(3), true, 3.0..=3.0),
+            (Some(0), false, 0.0..=0.0),
+        ];
+        for (left, only_restarts, expected) in cases {
+            let retry = Retry::after_failure(left.map(Duration::from_secs), only_restarts);
+            let got = [0.0, 1.0].map(|random| delay(retry, minute, random).as_secs_f64());
+            assert_eq!(got, [*expected.start(), *expected.end()], "{left:?} {only_restarts}");
         }
     }
 

@@ -351,7 +351,7 @@ impl World {
         }
         let now = self.reach.machine().now();
         let left = result.back_off_until().map(|until| until.duration_since(now).unwrap_or_default());
-        Some(Retry::Failed { back_off: left })
+        Some(Retry::after_failure(left, result.only_restarts_wait()))
     }
 
     fn end(&mut self, pod: Option<&Arc<Pod>>, runtime: &RuntimePod, grace: u64) -> Option<Outcome> {

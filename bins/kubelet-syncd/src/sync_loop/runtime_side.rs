@@ -41,7 +41,7 @@ use kubelet_probes::hooks::pre_stop::PreStops;
 use kubelet_runtime::runtime::backoff::CrashLoopBackOff;
 use kubelet_runtime::runtime::gc::GcPolicy;
 use kubelet_runtime::runtime::pod_runtime::handler_features;
-use kubelet_runtime::runtime::result::{Action, SyncResult};
+use kubelet_runtime::runtime::result::{Action, CRASH_LOOP_BACK_OFF, SyncResult};
 use kubelet_runtime::runtime::stop::KillContext;
 use kubelet_runtime::runtime::sync::{RuntimeManager, SyncContext};
 use kubelet_runtime::runtime::userns::{self, Pool, UserNamespaces};
@@ -59,6 +59,8 @@ pub struct Report {
     pub did_something: bool,
     /// When to try again, when it did not all work.
     pub failed: Option<Retry>,
+    /// See [`SyncResult::is_broken`].
+    pub is_broken: bool,
     /// See [`SyncResult::is_reset`].
     pub is_reset: bool,
 }
@@ -182,7 +184,7 @@ impl RuntimeSide {
     ) -> Report {
         let Ok(identity) = PodIdentity::of(pod) else {
             let failed = Some(Retry::Failed { back_off: None });
-            return Report { did_something: false, failed, is_reset: false };
+            return Report { did_something: false, failed, is_broken: true, is_reset: false };
         };
         let facts = node.facts();
         let resizer = PodResizer { node, cri: &self.cri, uid, pod, facts: &facts };
@@ -208,7 +210,12 @@ impl RuntimeSide {
         if let Some(text) = result.error_text() {
             tracing::info!("sync is not complete: {text}");
         }
-        Report { did_something: result.did_work(), failed: retry(&result), is_reset: result.is_reset() }
+        Report {
+            did_something: result.did_work(),
+            failed: retry(&result),
+            is_broken: result.is_broken(),
+            is_reset: result.is_reset(),
+        }
     }
 
     /// Stops everything of a pod.
@@ -355,7 +362,7 @@ fn count_starts(metrics: &Metrics, pod: &Pod, result: &SyncResult) {
                     metrics.started_users_errors.inc_by(u64::from(!result.is_ok()));
                 }
             }
-            Action::StartContainer if action.error.as_ref().is_none_or(|e| e.reason != "CrashLoopBackOff") => {
+            Action::StartContainer if action.error.as_ref().is_none_or(|e| e.reason != CRASH_LOOP_BACK_OFF) => {
                 let kind = match spec::find_container(pod, &action.target) {
                     Some((ContainerKind::Init, _)) => "init_container",
                     Some((ContainerKind::Ephemeral, _)) => "ephemeral_container",
@@ -384,8 +391,8 @@ fn retry(result: &SyncResult) -> Option<Retry> {
     if result.is_transient() {
         return Some(Retry::PeerAway);
     }
-    let back_off = result.back_off_until().map(|until| until.duration_since(SystemTime::now()).unwrap_or_default());
-    Some(Retry::Failed { back_off })
+    let left = result.back_off_until().map(|until| until.duration_since(SystemTime::now()).unwrap_or_default());
+    Some(Retry::after_failure(left, result.only_restarts_wait()))
 }
 
 /// Blocks of the machine's users for pods that have their own.

@@ -341,7 +341,7 @@ impl PodSyncer {
                 view::refresh(&self.node, &self.uid, pod, Stage::Alive);
             }
         }
-        if report.failed == Some(Retry::Failed { back_off: None }) {
+        if report.is_broken {
             // Perhaps something that was prepared is not there any more.
             self.node.pods.drop_prepared(&self.uid);
         }

@@ -5,6 +5,9 @@ use std::time::SystemTime;
 
 use bulkhead_types::SandboxId;
 
+/// Why a container that ends again and again is not started yet.
+pub const CRASH_LOOP_BACK_OFF: &str = "CrashLoopBackOff";
+
 /// Kinds of action, named as upstream names them in error texts (`pkg/kubelet/container/sync_result.go`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
@@ -117,14 +120,20 @@ impl SyncResult {
         }
     }
 
-    /// When every error is a back-off: the time at which the first of them ends.
+    /// When the first of the back-offs ends, whatever else has failed (upstream MinBackoffExpiration).
     pub fn back_off_until(&self) -> Option<SystemTime> {
-        let mut earliest: Option<SystemTime> = None;
-        for error in self.errors() {
-            let until = error.back_off_until?;
-            earliest = Some(earliest.map_or(until, |e| e.min(until)));
-        }
-        earliest
+        self.errors().filter_map(|e| e.back_off_until).min()
+    }
+
+    /// Nothing keeps the pod but restarts that are held back, which nothing ends early. An image that cannot be pulled yet is none of
+    /// them: it may come to the node in another way (upstream has a BackoffError for CrashLoopBackOff alone).
+    pub fn only_restarts_wait(&self) -> bool {
+        !self.is_ok() && self.errors().all(|e| e.reason == CRASH_LOOP_BACK_OFF)
+    }
+
+    /// Something failed that no back-off explains, and somebody has answered.
+    pub fn is_broken(&self) -> bool {
+        !self.is_transient() && self.errors().any(|e| e.back_off_until.is_none())
     }
 
     /// Every error came from somebody not answering: try again soon, and blame nothing on the pod.
@@ -138,13 +147,20 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
+    fn at(seconds: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    fn held_back(reason: &str, until: u64) -> ActionError {
+        ActionError { back_off_until: Some(at(until)), ..ActionError::new(reason, "back-off") }
+    }
+
     #[test]
     fn errors_in_sum() {
-        let at = |s| SystemTime::UNIX_EPOCH + Duration::from_secs(s);
-        let back_off =
-            |s| ActionError { back_off_until: Some(at(s)), ..ActionError::new("CrashLoopBackOff", "back-off") };
+        let back_off = |s| held_back(CRASH_LOOP_BACK_OFF, s);
         let mut result = SyncResult::default();
         assert!(result.is_ok() && result.error_text().is_none() && !result.did_work() && !result.is_transient());
+        assert!(result.back_off_until().is_none() && !result.only_restarts_wait() && !result.is_broken());
         result.push(Action::StartContainer, "a", Err(back_off(30)));
         result.push(Action::StartContainer, "b", Err(back_off(20)));
         assert_eq!(result.back_off_until(), Some(at(20)));
@@ -154,9 +170,37 @@ mod tests {
             "[failed to \"StartContainer\" for \"a\" with CrashLoopBackOff: \"back-off\", failed to \"StartContainer\" for \"b\" with CrashLoopBackOff: \"back-off\"]"
         );
         result.push(Action::StartContainer, "c", Err(ActionError::new("ErrImagePull", "no")));
-        assert_eq!(result.back_off_until(), None);
+        assert_eq!(result.back_off_until(), Some(at(20)));
         result.push(Action::StartContainer, "d", Ok(()));
         assert!(result.did_work());
+    }
+
+    /// With the rows of upstream's sync_result_test.go, `TestMinBackoffExpiration`.
+    #[test]
+    fn what_is_waited_for() {
+        let (crash, image) = (|s| held_back(CRASH_LOOP_BACK_OFF, s), |s| held_back("ImagePullBackOff", s));
+        let other = || ActionError::new("CreateContainerConfigError", "no");
+        let away = || ActionError { transient: true, ..ActionError::new("CreateContainerError", "away") };
+        for (errors, until, only_restarts, broken) in [
+            (vec![], None, false, false),
+            (vec![other()], None, false, true),
+            (vec![other(), other()], None, false, true),
+            (vec![crash(5)], Some(5), true, false),
+            (vec![crash(10), crash(3)], Some(3), true, false),
+            (vec![other(), crash(7)], Some(7), false, true),
+            (vec![crash(10), crash(3), other(), crash(5)], Some(3), false, true),
+            (vec![image(5)], Some(5), false, false),
+            (vec![image(5), crash(7)], Some(5), false, false),
+            (vec![image(7), crash(5)], Some(5), false, false),
+            (vec![away()], None, false, false),
+            (vec![away(), crash(5)], Some(5), false, true),
+        ] {
+            let mut result = SyncResult::default();
+            let what = format!("{errors:?}");
+            errors.into_iter().for_each(|error| result.push(Action::StartContainer, "a", Err(error)));
+            let got = (result.back_off_until(), result.only_restarts_wait(), result.is_broken());
+            assert_eq!(got, (until.map(at), only_restarts, broken), "{what}");
+        }
     }
 
     #[test]

@@ -22,7 +22,7 @@ use super::hosts::etc_hosts;
 use super::image_volumes::{self, ImageVolumes};
 use super::ports::{HostFiles, HostFilesError, ImageRequest, Images, LogDirectory, ResolvedImage};
 use super::request_check::{self, Refusal, Starting};
-use super::result::ActionError;
+use super::result::{ActionError, CRASH_LOOP_BACK_OFF};
 use super::sandbox_config::SandboxPlan;
 use super::sub_paths::SubPath;
 use super::sync::{RuntimeManager, SyncContext};
@@ -197,7 +197,7 @@ impl<R: RuntimeService, F: HostFiles, I: Images> Start<'_, R, F, I> {
         let message = format!("Back-off restarting failed container {} in pod {}", container.name, self.identity);
         self.warn(kind, container, "BackOff", message);
         let message = held_back_message(held.delay, &container.name, self.identity);
-        Err(ActionError { back_off_until: Some(held.until), ..ActionError::new("CrashLoopBackOff", message) })
+        Err(ActionError { back_off_until: Some(held.until), ..ActionError::new(CRASH_LOOP_BACK_OFF, message) })
     }
 
     async fn image(&self, kind: ContainerKind, container: &Container) -> Result<ResolvedImage, ActionError> {
