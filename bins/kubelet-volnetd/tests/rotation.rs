@@ -150,6 +150,29 @@ async fn a_log_is_renamed_and_renamed_back() {
 }
 
 #[tokio::test(flavor = "current_thread")]
+async fn the_link_of_a_log_that_is_being_rotated_stays() {
+    let Some(mut log) = Log::start().await else { return };
+    let (container, container_id) = ("c".into(), "id".into());
+    let link = LinkContainerLogRequest { pod: pod(), container, restart_count: 0, container_id };
+    let path = log.files.link_container_log(link).await.unwrap().into_inner().link;
+    let prune = |world: &World| PruneLogsRequest { known_pod_uids: vec!["p".into()], guard: world.guard(1) };
+    let is_there = || std::fs::symlink_metadata(&path).is_ok();
+    log.write("0.log", "one");
+    log.rotate().await.unwrap();
+    // The runtime has not opened it anew yet.
+    assert_eq!(log.files.prune_logs(prune(&log.world)).await.unwrap().into_inner().removed, [""; 0]);
+    assert!(is_there());
+    log.write("0.log", "two");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "two");
+
+    // With the last of the container's files the link goes as well, whoever removes them.
+    std::fs::remove_dir_all(&log.folder).unwrap();
+    let removed = log.files.prune_logs(prune(&log.world)).await.unwrap().into_inner().removed;
+    assert_eq!(removed, [path.clone()]);
+    assert!(!is_there());
+}
+
+#[tokio::test(flavor = "current_thread")]
 async fn links_and_strange_names_are_no_logs() {
     let Some(mut log) = Log::start().await else { return };
     let outside = log.world.dir.join("outside");

@@ -115,7 +115,7 @@ pub fn remove(
     Ok(())
 }
 
-/// Removes log folders of pods that are not named, and links into our log folder that lead nowhere. Answers what went.
+/// Removes log folders of pods that are not named, and links into our log folder that lead nowhere for good. Answers what went.
 pub fn prune(node: &Node, known: &HashSet<PodUid>) -> Result<Vec<String>, FileError> {
     let mut removed = Vec::new();
     let base_path = &node.settings.paths.pod_logs_dir;
@@ -137,12 +137,27 @@ pub fn prune(node: &Node, known: &HashSet<PodUid>) -> Result<Vec<String>, FileEr
         let path = node.settings.container_links_dir.join(&entry.name);
         let Ok(target) = std::fs::read_link(&path) else { continue };
         // Another node on this machine has its own log folder and looks after its own links.
-        if target.starts_with(base_path) && !target.exists() {
+        let Ok(log) = target.strip_prefix(base_path) else { continue };
+        // Looked for once more at the end: what the listing missed has been opened anew meanwhile.
+        if !target.exists() && leaves_nothing(&base, log) && !target.exists() {
             unlink(&links, &node.settings.container_links_dir, &entry.name)?;
             removed.push(path.display().to_string());
         }
     }
     Ok(removed)
+}
+
+/// Whether of a log that is not there nothing is left either: not its folder, or nothing that was rotated from it. Between the
+/// rename and the runtime's opening anew there is no file under the log's name, and the link stays (kubernetes#52172; upstream's
+/// `kuberuntime_gc.go`, evictPodLogsDirectories, asks the runtime whether the container has ended). What was rotated goes with its
+/// container or its pod, and the link with it.
+fn leaves_nothing(base: &OwnedFd, log: &Path) -> bool {
+    let (Some(folder), Some(name)) = (log.parent(), log.file_name()) else { return true };
+    let Some(number) = name.to_str().and_then(log_index) else { return true };
+    let Ok(dir) = open::dir_beneath(base.as_fd(), folder) else { return true };
+    let is_of_it = |entry: &tree::Entry| !entry.is_dir && entry.name.to_str().and_then(log_index) == Some(number);
+    // What cannot be listed may have something.
+    list(&dir, folder).is_ok_and(|entries| !entries.iter().any(is_of_it))
 }
 
 /// `<namespace>_<name>_<uid>`, or a plain uid as old kubelets had it.
@@ -222,6 +237,25 @@ mod tests {
         let container = ContainerName::parse("c").unwrap();
         let id = ContainerId::parse(&"f".repeat(64)).unwrap();
         assert_eq!(link_name(&pod, &container, &id).len(), 255);
+    }
+
+    #[test]
+    fn a_log_that_was_rotated_leaves_something() {
+        let dir = tempfile::tempdir().unwrap();
+        let base = open::base_dir(dir.path()).unwrap();
+        let gone = |log: &str| leaves_nothing(&base, Path::new(log));
+        assert!(gone("ns_p_u/c/0.log"), "no folder");
+        let folder = dir.path().join("ns_p_u/c");
+        std::fs::create_dir_all(&folder).unwrap();
+        assert!(gone("ns_p_u/c/0.log"), "an empty folder");
+        std::fs::write(folder.join("1.log.20260101-000000"), "").unwrap();
+        assert!(gone("ns_p_u/c/0.log"), "another instance's");
+        assert!(!gone("ns_p_u/c/1.log"));
+        std::fs::rename(folder.join("1.log.20260101-000000"), folder.join("1.log.20260101-000000.gz")).unwrap();
+        assert!(!gone("ns_p_u/c/1.log"));
+        for strange in ["", "ns_p_u", "ns_p_u/c/x", "../1.log", "ns_p_u/c/../../../1.log"] {
+            assert!(gone(strange), "{strange}");
+        }
     }
 
     #[test]
