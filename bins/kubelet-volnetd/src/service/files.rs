@@ -9,9 +9,6 @@ use crate::files::etc_hosts::{self, Hosts};
 use crate::files::{logs, rotation, termination};
 use crate::validate::{self, InvalidRequest};
 
-/// Far above what the API server takes in a pod's size.
-const MAX_ALIASES: usize = 1000;
-
 #[tonic::async_trait]
 impl Files for Verbs {
     async fn write_etc_hosts(&self, request: Request<WriteEtcHostsRequest>) -> Result<Response<HostFileReply>, Status> {
@@ -119,17 +116,16 @@ impl Files for Verbs {
     }
 }
 
+/// Any number of aliases that fits a message, each as it stands in the pod (upstream's hostsEntriesFromHostAliases), so long as it
+/// is one word: what an address is in there, resolvers decide.
 fn hosts(request: WriteEtcHostsRequest) -> Result<Hosts, InvalidRequest> {
-    if request.aliases.len() > MAX_ALIASES {
-        return Err(InvalidRequest::TooMany { field: "aliases", count: request.aliases.len(), max: MAX_ALIASES });
-    }
     let optional_word =
         |field, text: &str| if text.is_empty() { Ok(String::new()) } else { validate::hosts_word(field, text) };
     let mut aliases = Vec::with_capacity(request.aliases.len());
     for alias in &request.aliases {
         let names: Result<Vec<_>, _> =
             alias.hostnames.iter().map(|name| validate::hosts_word("hostnames", name)).collect();
-        aliases.push((validate::address("ip", &alias.ip)?, names?));
+        aliases.push((validate::hosts_word("ip", &alias.ip)?, names?));
     }
     Ok(Hosts {
         host_network: request.host_network,
@@ -138,4 +134,23 @@ fn hosts(request: WriteEtcHostsRequest) -> Result<Hosts, InvalidRequest> {
         domain: optional_word("domain", &request.domain)?,
         aliases,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn aliases_are_words_as_they_stand_in_the_pod() {
+        let ask = |ip: &str, count: usize| {
+            let alias = HostAlias { ip: ip.to_owned(), hostnames: vec!["a".into(), "b".into()] };
+            hosts(WriteEtcHostsRequest { aliases: vec![alias; count], ..Default::default() }).map(|hosts| hosts.aliases)
+        };
+        let names = || vec!["a".to_owned(), "b".to_owned()];
+        assert_eq!(ask("010.000.000.001", 1).unwrap(), [("010.000.000.001".to_owned(), names())]);
+        assert_eq!(ask("fd00::1", 2000).unwrap().len(), 2000);
+        for bad in ["", "10.0.0.1 evil", "10.0.0.1\n10.0.0.2", "10.0.0.1\t", "#", "10.0.0.1\0"] {
+            assert!(ask(bad, 1).is_err(), "{bad:?}");
+        }
+    }
 }
