@@ -69,6 +69,8 @@ pub struct NodeFacts {
     pub pod_level_resize: bool,
     /// What a container without a limit may use (`resourceFieldRef`).
     pub allocatable: BTreeMap<String, Quantity>,
+    /// `--node-ip` as it is configured, primary first; an unspecified one (`::`) says the family alone. Often empty.
+    pub node_ips: Vec<IpAddr>,
     /// Addresses of the node, primary first. Empty without an API server.
     pub host_ips: Vec<IpAddr>,
     /// The runtime's handlers by name; the default one's is empty.
@@ -114,20 +116,17 @@ impl NodeFacts {
             image_volume_digests: false,
             pod_level_resize: true,
             allocatable: BTreeMap::new(),
+            node_ips: Vec::new(),
             host_ips: Vec::new(),
             handlers: BTreeMap::new(),
         }
     }
 
-    /// IPv6 comes first only on a node whose first address is one.
-    pub fn prefers_ipv6(&self) -> bool {
-        self.host_ips.first().is_some_and(IpAddr::is_ipv6)
-    }
-
-    /// At most one address of each family, the node's primary family first (upstream sortPodIPs).
+    /// At most one address of each family, that of the configured node address first, else IPv4 (upstream sortPodIPs): which
+    /// addresses the node turns out to have decides nothing.
     pub fn sort_pod_ips(&self, ips: &[IpAddr]) -> Vec<IpAddr> {
         let first_of = |v6: bool| ips.iter().find(|ip| ip.is_ipv6() == v6).copied();
-        let v6_first = self.prefers_ipv6();
+        let v6_first = self.node_ips.first().is_some_and(IpAddr::is_ipv6);
         [first_of(v6_first), first_of(!v6_first)].into_iter().flatten().collect()
     }
 }
@@ -317,11 +316,29 @@ mod tests {
 
     #[test]
     fn one_address_of_each_family() {
-        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let ip = |text: &&str| text.parse::<IpAddr>().unwrap();
         let mut facts = NodeFacts::new(HostFacts::default());
-        let ips = [ip("fd00::1"), ip("10.0.0.1"), ip("10.0.0.2")];
-        assert_eq!(facts.sort_pod_ips(&ips), [ip("10.0.0.1"), ip("fd00::1")]);
-        facts.host_ips = vec![ip("fd00::9")];
-        assert_eq!(facts.sort_pod_ips(&ips), [ip("fd00::1"), ip("10.0.0.1")]);
+        // What the node was found to have does not count.
+        facts.host_ips = vec![ip(&"fd00::9")];
+        // Upstream's TestSortPodIPs.
+        let cases: [(&str, &[&str], &[&str]); 11] = [
+            ("", &["10.0.0.1"], &["10.0.0.1"]),
+            ("", &["10.0.0.1", "fd01::1234"], &["10.0.0.1", "fd01::1234"]),
+            ("192.168.1.1", &["10.0.0.1", "fd01::1234"], &["10.0.0.1", "fd01::1234"]),
+            ("", &["fd01::1234", "10.0.0.1"], &["10.0.0.1", "fd01::1234"]),
+            ("192.168.1.1", &["fd01::1234", "10.0.0.1"], &["10.0.0.1", "fd01::1234"]),
+            ("fd00::5678", &["10.0.0.1", "fd01::1234"], &["fd01::1234", "10.0.0.1"]),
+            ("::", &["10.0.0.1", "fd01::1234"], &["fd01::1234", "10.0.0.1"]),
+            ("fd00::5678", &["10.0.0.1"], &["10.0.0.1"]),
+            ("", &["fd01::1234"], &["fd01::1234"]),
+            ("", &["10.0.0.1", "10.0.0.2", "10.0.0.3"], &["10.0.0.1"]),
+            ("", &["10.0.0.1", "10.0.0.2", "fd01::1234", "fd01::5678"], &["10.0.0.1", "fd01::1234"]),
+        ];
+        for (node_ip, ips, sorted) in cases {
+            facts.node_ips = node_ip.parse().into_iter().collect();
+            let given: Vec<IpAddr> = ips.iter().map(ip).collect();
+            let wanted: Vec<IpAddr> = sorted.iter().map(ip).collect();
+            assert_eq!(facts.sort_pod_ips(&given), wanted, "{node_ip} {ips:?}");
+        }
     }
 }

@@ -51,6 +51,7 @@ pub fn node_facts(
         image_volume_digests: config.feature_gates().enabled(Feature::ImageVolumeWithDigest),
         pod_level_resize: config.feature_gates().enabled(Feature::InPlacePodLevelResourcesVerticalScaling),
         allocatable: resources.allocatable.clone(),
+        node_ips: config.node_ips.clone(),
         host_ips,
         handlers: health.handler_features(),
         ..NodeFacts::new(host)

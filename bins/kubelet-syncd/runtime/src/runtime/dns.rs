@@ -178,7 +178,7 @@ fn host_dns(host: &ResolvConf, facts: &NodeFacts) -> v1::DnsConfig {
         let mut servers = Vec::new();
         append_new(
             &mut servers,
-            facts.host_ips.iter().map(|ip| if ip.is_ipv6() { "::1" } else { "127.0.0.1" }.to_owned()),
+            facts.node_ips.iter().map(|ip| if ip.is_ipv6() { "::1" } else { "127.0.0.1" }.to_owned()),
         );
         if servers.is_empty() {
             servers.push("127.0.0.1".to_owned());
@@ -353,9 +353,14 @@ mod tests {
         assert_eq!((config.servers, config.searches), (vec!["127.0.0.1".to_owned()], vec![".".to_owned()]));
         let (config, _) = run(serde_json::json!({"containers": [], "dnsPolicy": "Default"}), "", |f| {
             f.resolv_conf = PathBuf::new();
-            f.host_ips = ["fd00::1", "10.0.0.1", "10.0.0.2"].map(|ip| ip.parse().unwrap()).to_vec();
+            f.node_ips = ["fd00::1", "10.0.0.1"].map(|ip| ip.parse().unwrap()).to_vec();
         });
         assert_eq!(config.servers, ["::1", "127.0.0.1"]);
+        let (config, _) = run(serde_json::json!({"containers": [], "dnsPolicy": "Default"}), "", |f| {
+            f.resolv_conf = PathBuf::new();
+            f.host_ips = ["fd00::1", "10.0.0.1"].map(|ip| ip.parse().unwrap()).to_vec();
+        });
+        assert_eq!(config.servers, ["127.0.0.1"], "--node-ip says nothing");
     }
 
     #[test]

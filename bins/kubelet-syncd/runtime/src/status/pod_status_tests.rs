@@ -647,12 +647,17 @@ fn a_termination_message_stays_after_a_restart() {
 }
 
 #[test]
-fn addresses_by_the_nodes_first_family() {
+fn addresses_by_the_family_of_the_configured_one() {
     let ips = ["fd00::5", "10.88.0.5", "10.88.0.6"];
-    for (host, pod_ips) in
-        [(["10.0.0.1", "fd00::1"], ["10.88.0.5", "fd00::5"]), (["fd00::1", "10.0.0.1"], ["fd00::5", "10.88.0.5"])]
-    {
+    let (v4_first, v6_first) = (["10.88.0.5", "fd00::5"], ["fd00::5", "10.88.0.5"]);
+    for (node_ip, host, pod_ips) in [
+        ("", ["10.0.0.1", "fd00::1"], v4_first),
+        ("", ["fd00::1", "10.0.0.1"], v4_first),
+        ("::", ["fd00::1", "10.0.0.1"], v6_first),
+        ("fd00::1", ["10.0.0.1", "fd00::1"], v6_first),
+    ] {
         let mut w = world(simple("Always"));
+        w.facts.node_ips = node_ip.parse().into_iter().collect();
         w.facts.host_ips = host.iter().map(|ip| ip.parse().unwrap()).collect();
         w.sandbox();
         w.runtime.sandboxes[0].ips = ips.iter().map(|ip| ip.parse().unwrap()).collect();
