@@ -3,6 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bulkhead_cri::v1;
+use bulkhead_types::ip::parse_sloppy;
 use bulkhead_types::{ContainerId, PodUid, SandboxId};
 
 use kubelet_model::pod::model::{
@@ -58,7 +59,7 @@ pub fn sandbox(status: &v1::PodSandboxStatus) -> Option<SandboxStatus> {
     let network = status.network.as_ref();
     let ips = network.map(|network| {
         let more = network.additional_ips.iter().map(|ip| ip.ip.as_str());
-        std::iter::once(network.ip.as_str()).chain(more).filter_map(|ip| ip.parse().ok()).collect()
+        std::iter::once(network.ip.as_str()).chain(more).filter_map(parse_sloppy).collect()
     });
     Some(SandboxStatus {
         id: SandboxId::parse(&status.id).ok()?,
@@ -222,7 +223,8 @@ mod tests {
         let status = v1::PodSandboxStatus {
             id: "s".into(),
             network: Some(v1::PodSandboxNetworkStatus {
-                ip: "10.88.0.2".into(),
+                // Upstream takes leading zeros, too (ParseIPSloppy).
+                ip: "010.088.000.002".into(),
                 additional_ips: vec![v1::PodIp { ip: "fd00::2".into() }, v1::PodIp { ip: "nonsense".into() }],
             }),
             linux: Some(v1::LinuxPodSandboxStatus {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use bulkhead_cri::{CONTAINERD_NAMESPACE, Code, CriClient, CriError, v1};
+use bulkhead_types::ip::parse_sloppy;
 use bulkhead_types::{ContainerId, SandboxId};
 
 use super::RuntimeService;
@@ -25,7 +26,7 @@ impl RuntimeService for CriClient {
         let reply = self.pod_sandbox_status(request).await?;
         let network = reply.status.and_then(|s| s.network).unwrap_or_default();
         let additional = network.additional_ips.iter().map(|ip| ip.ip.as_str());
-        Ok(std::iter::once(network.ip.as_str()).chain(additional).filter_map(|ip| ip.parse().ok()).collect())
+        Ok(std::iter::once(network.ip.as_str()).chain(additional).filter_map(parse_sloppy).collect())
     }
 
     async fn stop_pod_sandbox(&self, sandbox: &SandboxId) -> Result<(), CriError> {
