@@ -22,6 +22,10 @@ pub enum DownwardError {
     FieldPath(String),
     #[error("fieldPath {0:?} does not support subscript")]
     NoSubscript(String),
+    #[error("field label not supported: {0}")]
+    Label(String),
+    #[error("field label does not support subscript: {0}")]
+    LabelSubscript(String),
     #[error("invalid key subscript in {path}: {}", .why.join(";"))]
     Subscript { path: String, why: Vec<String> },
     #[error("host IP unknown; known addresses: []")]
@@ -38,8 +42,7 @@ pub enum DownwardError {
 pub fn object_field(pod: &Pod, path: &str) -> Result<String, DownwardError> {
     let meta = &pod.metadata;
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
-    let subscripted = path.strip_suffix("']").and_then(|p| p.split_once("['")).filter(|(map, _)| !map.is_empty());
-    if let Some((map, key)) = subscripted {
+    if let Some((map, key)) = subscripted(path) {
         // Annotation keys are compared without regard to case where they are checked, and only there.
         let (map, why) = match map {
             "metadata.labels" => (&meta.labels, qualified_name(key)),
@@ -61,8 +64,42 @@ pub fn object_field(pod: &Pod, path: &str) -> Result<String, DownwardError> {
     }
 }
 
+/// `map` and `key` of `map['key']` (upstream SplitMaybeSubscriptedPath).
+fn subscripted(path: &str) -> Option<(&str, &str)> {
+    path.strip_suffix("']").and_then(|p| p.split_once("['")).filter(|(map, _)| !map.is_empty())
+}
+
+/// What a variable's `fieldPath` stands for (upstream `pkg/apis/core/pods/helpers.go`, ConvertDownwardAPIFieldLabel): old clients
+/// say `spec.host` for `spec.nodeName`.
+fn field_label(path: &str) -> Result<&str, DownwardError> {
+    match subscripted(path) {
+        Some(("metadata.annotations" | "metadata.labels", _)) => return Ok(path),
+        Some(_) => return Err(DownwardError::LabelSubscript(path.to_owned())),
+        None => {}
+    }
+    match path {
+        "metadata.annotations"
+        | "metadata.labels"
+        | "metadata.name"
+        | "metadata.namespace"
+        | "metadata.uid"
+        | "spec.nodeName"
+        | "spec.restartPolicy"
+        | "spec.serviceAccountName"
+        | "spec.schedulerName"
+        | "status.phase"
+        | "status.hostIP"
+        | "status.hostIPs"
+        | "status.podIP"
+        | "status.podIPs" => Ok(path),
+        "spec.host" => Ok("spec.nodeName"),
+        _ => Err(DownwardError::Label(path.to_owned())),
+    }
+}
+
 /// A field as a variable may show it: the metadata, and what is known where the container starts.
 pub fn variable_field(pod: &Pod, path: &str, pod_ips: &[IpAddr], facts: &NodeFacts) -> Result<String, DownwardError> {
+    let path = field_label(path)?;
     let join = |ips: &[IpAddr]| ips.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(",");
     let pod_ips = facts.sort_pod_ips(pod_ips);
     let spec = spec::spec(pod);
@@ -219,6 +256,23 @@ mod tests {
                 .unwrap_err()
                 .starts_with("invalid key subscript in metadata.labels['a b']: ")
         );
+    }
+
+    #[test]
+    fn fields_of_variables() {
+        let mut pod = pod();
+        pod.spec.as_mut().unwrap().node_name = Some("node-a".to_owned());
+        let ips = ["fd00::5", "10.88.0.5"].map(|ip| ip.parse().unwrap());
+        let field = |path: &str| variable_field(&pod, path, &ips, &facts()).map_err(|e| e.to_string());
+        let ok = |text: &str| Ok(text.to_owned());
+        assert_eq!((field("spec.nodeName"), field("spec.host")), (ok("node-a"), ok("node-a")));
+        assert_eq!(field("status.podIPs"), ok("10.88.0.5,fd00::5"));
+        assert_eq!(field("metadata.labels['a/x']"), ok("1"));
+        assert_eq!(field("spec.restartPolicy"), Err("unsupported fieldPath: spec.restartPolicy".into()));
+        assert_eq!(field("spec.x"), Err("field label not supported: spec.x".into()));
+        assert_eq!(field("spec.x['a']"), Err("field label does not support subscript: spec.x['a']".into()));
+        // In a file it is what it always was: nothing.
+        assert_eq!(object_field(&pod, "spec.host"), Err(DownwardError::FieldPath("spec.host".to_owned())));
     }
 
     #[test]

@@ -490,9 +490,11 @@ fn refusals_name_the_cause() {
     );
     let only_where_possible = mount(serde_json::json!({"readOnly": true, "recursiveReadOnly": "IfPossible"}));
     assert!(!container(&pod(none(), only_where_possible)).mounts[0].recursive_read_only);
-    assert!(
-        refused(none(), serde_json::json!({"volumeDevices": [{"name": "gone", "devicePath": "/d"}]}))
-            .contains("cannot find volume \"gone\"")
+    let device = |name: &str, path: &str| serde_json::json!({"volumeDevices": [{"name": name, "devicePath": path}]});
+    assert_eq!(refused(none(), device("gone", "/d")), "cannot find volume \"gone\" to pass into container \"main\"");
+    assert_eq!(
+        refused(none(), device("v", "must/be/absolute")),
+        "error DevicePath `must/be/absolute` must be an absolute path"
     );
     assert!(
         refused(none(), serde_json::json!({"securityContext": {"runAsNonRoot": true}})).contains("will run as root")

@@ -33,6 +33,10 @@ pub enum ContainerConfigError {
     Environment(#[from] EnvError),
     #[error("cannot find volume {volume:?} to mount into container {container:?}")]
     NoVolume { volume: String, container: String },
+    #[error("error DevicePath `{0}` must be an absolute path")]
+    DevicePath(String),
+    #[error("cannot find volume {volume:?} to pass into container {container:?}")]
+    NoBlockVolume { volume: String, container: String },
     #[error(transparent)]
     SubPath(#[from] SubPathError),
     /// Why is in the log only: it could tell about the host's files.
@@ -171,8 +175,9 @@ pub fn check(
     let mut parts = sub_paths(container, &variables)?;
     parts.retain(|part| !instance.images.contains_key(&part.volume));
     let unresolved: BTreeMap<usize, PathBuf> = parts.iter().map(|part| (part.index, PathBuf::new())).collect();
-    mounts(container, &Instance { sub_paths: &unresolved, ..*instance }, facts)?;
+    // Upstream's order, of which the first refusal is told.
     devices(container, instance)?;
+    mounts(container, &Instance { sub_paths: &unresolved, ..*instance }, facts)?;
     verify_run_as_non_root(pod, identity, container, instance.image_user)?;
     expand_command(container, &variables)?;
     security_context(pod, container, instance, facts)?;
@@ -254,7 +259,10 @@ fn resources(
 /// What the container manager gives, then block volumes (upstream `pkg/kubelet/kubelet_pods.go`, makeBlockVolumes).
 fn devices(container: &Container, instance: &Instance<'_>) -> Result<Vec<v1::Device>, ContainerConfigError> {
     let device = |device: &VolumeDevice| {
-        let volume = instance.volumes.get(&device.name).ok_or_else(|| ContainerConfigError::NoVolume {
+        if !device.device_path.starts_with('/') {
+            return Err(ContainerConfigError::DevicePath(device.device_path.clone()));
+        }
+        let volume = instance.volumes.get(&device.name).ok_or_else(|| ContainerConfigError::NoBlockVolume {
             volume: device.name.clone(),
             container: container.name.clone(),
         })?;
