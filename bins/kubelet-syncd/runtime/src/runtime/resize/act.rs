@@ -75,8 +75,12 @@ pub enum ResizeError {
     BelowUsage(String),
     #[error("unable to read memory usage: {0}")]
     Usage(#[source] CriError),
-    #[error("failed to notify runtime for UpdatePodSandboxResources (resource={0}); resize rejected: {1}")]
-    Sandbox(&'static str, #[source] CriError),
+    /// Upstream's spelling included.
+    #[error(
+        "failed to notify runtime for UpdatePodSandboxResources (resource={resource}); resize rejected: \
+         updatePodSandboxResources failed for sanboxID \"{sandbox}\": {source}"
+    )]
+    Sandbox { resource: &'static str, sandbox: SandboxId, source: CriError },
     #[error("{0}")]
     Container(#[source] CriError),
     #[error("{0}")]
@@ -90,7 +94,7 @@ impl ResizeError {
     pub fn is_transient(&self) -> bool {
         match self {
             ResizeError::BelowUsage(_) | ResizeError::Note(_) => false,
-            ResizeError::Usage(error) | ResizeError::Sandbox(_, error) | ResizeError::Container(error) => {
+            ResizeError::Usage(error) | ResizeError::Sandbox { source: error, .. } | ResizeError::Container(error) => {
                 error.is_unavailable()
             }
             ResizeError::Cgroup(error) => error.transient,
@@ -244,7 +248,8 @@ impl<P: Ports> Act<'_, P> {
         before: PodLimits,
         next: PodLimits,
     ) -> Result<PodLimits, ResizeError> {
-        self.tell_sandbox(next).await.map_err(|error| ResizeError::Sandbox(kind.name(), error))?;
+        let rejected = |source| ResizeError::Sandbox { resource: kind.name(), sandbox: self.sandbox.clone(), source };
+        self.tell_sandbox(next).await.map_err(rejected)?;
         if let Err(error) = self.ports.pod_cgroup(change).await {
             if let Err(error) = self.tell_sandbox(before).await {
                 tracing::warn!(%error, "failed to revert UpdatePodSandboxResources");

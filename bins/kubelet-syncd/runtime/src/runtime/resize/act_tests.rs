@@ -216,8 +216,8 @@ async fn a_runtime_that_knows_no_sandboxes_is_no_obstacle_and_one_that_refuses_i
         let outcome = resize(&world, &[(100, 50)], &[(200, 50)]).await;
         assert_eq!(outcome.is_ok(), ok, "{code:?}");
         if let Err(error) = outcome {
-            let text = "failed to notify runtime for UpdatePodSandboxResources (resource=cpu); resize rejected: ";
-            assert!(error.to_string().starts_with(text), "{error}");
+            let text = "failed to notify runtime for UpdatePodSandboxResources (resource=cpu); resize rejected: updatePodSandboxResources failed for sanboxID \"s0\": rpc error: code = Internal desc = not implemented";
+            assert_eq!(error.to_string(), text);
             assert_eq!(world.take().len(), 1);
         }
     }
