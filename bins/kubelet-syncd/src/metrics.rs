@@ -57,7 +57,17 @@ pub struct Metrics {
     pub memory_low: Gauge,
 }
 
+/// Value of the label `static`: upstream's are not "true" and "false".
+const fn static_label(is_static: bool) -> &'static str {
+    if is_static { "true" } else { "" }
+}
+
 impl Metrics {
+    /// A pod begins anew under its UID (`kubelet_restarted_pods_total`).
+    pub fn count_restarted(&self, is_static: bool) {
+        self.restarted_pods.with_label_values(&[static_label(is_static)]).inc();
+    }
+
     /// What memory is kept is shown where gate `MemoryQoS` is on, whether the machine's cgroups can do it or not.
     ///
     /// # Errors
@@ -127,7 +137,7 @@ impl Metrics {
             &["static"],
         )?;
         registry.register(Box::new(restarted_pods.clone()))?;
-        for label in ["", "true"] {
+        for label in [false, true].map(static_label) {
             restarted_pods.with_label_values(&[label]).inc_by(0);
         }
         let counter = |name: &str, help: &str| -> Result<IntCounter, prometheus::Error> {
@@ -274,5 +284,20 @@ impl Metrics {
                 &[1.0, 2.0, 4.0, 8.0, 16.0],
             )?,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_static_pods_are_counted_as_static() {
+        let metrics = Metrics::register(&Registry::new(), false).unwrap();
+        metrics.count_restarted(false);
+        metrics.count_restarted(false);
+        metrics.count_restarted(true);
+        let counted = ["", "true"].map(|label| metrics.restarted_pods.with_label_values(&[label]).get());
+        assert_eq!(counted, [2, 1]);
     }
 }

@@ -263,7 +263,8 @@ impl SyncLoop {
         let plan = plan::plan(&known, &admitted, &ended, &desired, &runtime, |pod| self.node.ownership.decided(pod));
         for uid in &plan.restart {
             tracing::info!(pod_uid = %uid, "pod will be restarted because it is desired and not known to the pod workers (likely due to UID reuse)");
-            self.node.metrics.restarted_pods.with_label_values(&["true"]).inc();
+            let is_static = self.desired.get(uid).is_some_and(|desired| desired.source.is_static());
+            self.node.metrics.count_restarted(is_static);
             self.begin_anew(uid, now);
         }
         for uid in &plan.show {
