@@ -417,12 +417,14 @@ impl<P: Clone> Workers<P> {
         if !worker.started && !worker.observed_runtime {
             return true;
         }
-        if !worker.terminating {
+        let begins = !worker.terminating;
+        if begins {
             let facts = worker.pending.as_ref().or(worker.active.as_ref()).and_then(|u| u.pod.as_ref());
             worker.grace = effective_grace(worker.grace, facts.map(|(_, f)| f), None);
             worker.terminating = true;
         }
-        if !worker.working {
+        // Right after what it is doing now its end begins. One that ends already is not to skip its delay after a failure.
+        if begins || !worker.working {
             worker.requeue_last(now);
         }
         false

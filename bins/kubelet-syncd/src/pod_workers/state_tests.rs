@@ -282,6 +282,20 @@ fn runtime_pods_and_orphans() {
 }
 
 #[test]
+fn an_orphan_that_is_being_synced_ends_right_after_that() {
+    let mut m = Machine::new();
+    m.update("a", UpdateType::Create, facts("p"), None);
+    m.known(&[]);
+    assert_eq!(m.log(), ["Sync a 0"]);
+    m.done("a", Outcome::Failed(Retry::Failed { back_off: None }));
+    assert_eq!(m.log(), ["Terminating a 30"]);
+    // What fails at its end is not repeated at once for being an orphan.
+    m.known(&[]);
+    m.done("a", Outcome::Failed(Retry::Failed { back_off: None }));
+    assert_eq!(m.log(), ["requeue a Failed { back_off: None }"]);
+}
+
+#[test]
 fn a_pod_that_is_being_deleted_is_desired_and_no_orphan() {
     let mut m = Machine::new();
     let of_api = || PodFacts { is_static: false, ..facts("p") };
