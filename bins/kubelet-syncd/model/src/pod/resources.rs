@@ -133,13 +133,13 @@ pub fn requests_of(pod: &Pod, own: impl Fn(&Container) -> Amounts, level: Amount
     sum
 }
 
-/// The pod's limits. Overhead counts only where there is a limit at all.
+/// The pod's limits. Overhead counts only where there is a limit at all, and zero is none (upstream PodLimits).
 pub fn pod_limits(pod: &Pod, with_overhead: bool) -> Amounts {
     let mut sum = aggregate(pod, |c| limits(c.resources.as_ref()));
     sum.extend(pod_level_amounts(limits(pod_level(pod))));
     if with_overhead {
         for (name, q) in pod_overhead(pod) {
-            if let Some(have) = sum.get_mut(&name) {
+            if let Some(have) = sum.get_mut(&name).filter(|limit| !limit.is_zero()) {
                 *have += q;
             }
         }

@@ -164,6 +164,12 @@ fn init_containers_count_at_their_peak() {
     assert_eq!(pod_requests(&p, true)["cpu"].milli_value(), 2250);
     let limits = pod_limits(&p, true);
     assert_eq!((limits["cpu"].milli_value(), limits.get("memory")), (4050, None));
+    let unlimited = pod(serde_json::json!({
+        "overhead": {"cpu": "50m", "memory": "1Mi"},
+        "containers": [{"name": "c", "resources": {"limits": {"cpu": "0", "memory": "1Mi"}}}],
+    }));
+    let limits = pod_limits(&unlimited, true);
+    assert_eq!((limits["cpu"].milli_value(), limits["memory"].value()), (0, 2 << 20));
 }
 
 #[test]
