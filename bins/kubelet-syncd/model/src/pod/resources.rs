@@ -212,18 +212,30 @@ pub struct CgroupResources {
     pub memory_low_bytes: Option<u64>,
 }
 
+/// Whether the pod's limit of a resource holds it as a whole: the pod has one, or each of its containers. What counts of an init
+/// container is what may be used during its turn, by it and by the sidecars up to then (upstream `AggregateContainerLimits`, which
+/// hands these sums to its `ContainerFn`).
+fn declared(pod: &Pod, name: &str) -> bool {
+    let limit = |resources: Option<&ResourceRequirements>| {
+        amount(resources.and_then(|r| r.limits.as_ref()), name).unwrap_or(Quantity::ZERO)
+    };
+    let mut sidecars = Quantity::ZERO;
+    let mut during = |container: &Container| {
+        let sum = sidecars + limit(container.resources.as_ref());
+        if is_sidecar(container) {
+            sidecars = sum;
+        }
+        sum
+    };
+    limit(pod_level(pod)) > Quantity::ZERO
+        || (containers(pod).iter().all(|c| limit(c.resources.as_ref()) > Quantity::ZERO)
+            && init_containers(pod).iter().all(|c| during(c) > Quantity::ZERO))
+}
+
 /// What the pod's cgroup gets (upstream ResourceConfigForPod). `without_quota`: it has CPUs that nobody else has, and no CFS
 /// quota holds it.
 pub fn pod_cgroup_resources(pod: &Pod, facts: &NodeFacts, without_quota: bool) -> CgroupResources {
     let (want, cap) = (pod_requests(pod, true), pod_limits(pod, true));
-    let level = limits(pod_level(pod));
-    let declared = |name: &str| {
-        get(&level, name) > Quantity::ZERO
-            || containers(pod)
-                .iter()
-                .chain(init_containers(pod))
-                .all(|c| get(&limits(c.resources.as_ref()), name) > Quantity::ZERO)
-    };
     let period = facts.cpu_cfs_quota_period_us;
     let has_quota = facts.cpu_cfs_quota && !without_quota;
     let quota = if has_quota { milli_cpu_to_quota(get(&cap, "cpu").milli_value(), period) } else { -1 };
@@ -236,7 +248,7 @@ pub fn pod_cgroup_resources(pod: &Pod, facts: &NodeFacts, without_quota: bool) -
     let class = qos_class(pod);
     let (limit_cpu, limit_memory) = match class {
         QosClass::Guaranteed => (true, true),
-        QosClass::Burstable => (declared("cpu"), declared("memory")),
+        QosClass::Burstable => (declared(pod, "cpu"), declared(pod, "memory")),
         QosClass::BestEffort => {
             resources.cpu_shares = Some(cpu::MIN_SHARES);
             (false, false)

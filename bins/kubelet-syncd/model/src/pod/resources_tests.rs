@@ -149,6 +149,50 @@ fn pod_cgroups() {
     assert_eq!(burstable_cpu_shares([&burstable, &best_effort, &guaranteed, &two]), 112);
 }
 
+/// A container's limits of CPU and memory, with a limit of each kind or without.
+#[test]
+fn limits_of_a_pod_with_sidecars() {
+    let both = serde_json::json!({"cpu": "1", "memory": "1Gi"});
+    let cpu = serde_json::json!({"cpu": "1"});
+    let memory = serde_json::json!({"memory": "1Gi"});
+    let none = serde_json::json!({});
+    let zero = serde_json::json!({"cpu": "0", "memory": "0"});
+    let (init, sidecar, app) = ("Init", "Always", "App");
+    let table = [
+        // What an init container without limits may use is what the sidecars before it may.
+        (vec![(sidecar, &both), (init, &none), (app, &both)], (Some(200_000), Some(2 << 30))),
+        (vec![(sidecar, &both), (init, &zero), (app, &both)], (Some(200_000), Some(2 << 30))),
+        (vec![(sidecar, &both), (sidecar, &none), (app, &both)], (Some(200_000), Some(2 << 30))),
+        (vec![(init, &none), (sidecar, &both), (app, &both)], (None, None)),
+        (vec![(sidecar, &none), (sidecar, &both), (app, &both)], (None, None)),
+        // Those that have ended leave nothing behind.
+        (vec![(init, &both), (init, &none), (app, &both)], (None, None)),
+        (vec![(init, &both), (sidecar, &none), (app, &both)], (None, None)),
+        // A sidecar's limits bound no container beside it.
+        (vec![(sidecar, &both), (app, &none)], (None, None)),
+        (vec![(sidecar, &cpu), (init, &memory), (init, &cpu), (app, &both)], (Some(200_000), None)),
+        (vec![(sidecar, &cpu), (sidecar, &memory), (init, &none), (app, &both)], (Some(200_000), None)),
+        (vec![(sidecar, &both), (init, &none), (app, &memory)], (None, Some(2 << 30))),
+    ];
+    for (list, expected) in table {
+        let of = |is: fn(&str) -> bool| -> Vec<serde_json::Value> {
+            let of = list.iter().enumerate().filter(|(_, (kind, _))| is(kind));
+            let container = |(at, (kind, limits)): (usize, &(&str, &serde_json::Value))| {
+                let mut c = serde_json::json!({"name": format!("c{at}"), "resources": {"limits": limits, "requests": {"cpu": "1m"}}});
+                if *kind == "Always" {
+                    c["restartPolicy"] = "Always".into();
+                }
+                c
+            };
+            of.map(container).collect()
+        };
+        let pod = pod(serde_json::json!({"initContainers": of(|k| k != "App"), "containers": of(|k| k == "App")}));
+        let r = pod_cgroup_resources(&pod, &facts(), false);
+        assert_eq!((r.cpu_quota_us, r.memory_limit_bytes), expected, "{list:?}");
+        assert_eq!(r.cpu_period_us, r.cpu_quota_us.map(|_| 100_000), "{list:?}");
+    }
+}
+
 #[test]
 fn init_containers_count_at_their_peak() {
     let p = pod(serde_json::json!({
