@@ -60,6 +60,8 @@ pub struct Settings {
     pub cgroup_root: CgroupPath,
     pub cgroups_per_qos: bool,
     pub cgroup_driver: crate::cgroups::Driver,
+    /// `cpuManagerPolicy` is `static`: see [`Hierarchies::set_cpu_load_balance_disable`].
+    pub cpu_load_balance_disable: bool,
     /// What cgroups that are not the pods' are limited to.
     pub reserved: Vec<Enforcement>,
     pub protect_kernel_defaults: bool,
@@ -196,12 +198,12 @@ impl Node {
         let journal = Journal::open_with(folder("intents")?, folder("intents-kept")?, || forget_boot(&state))?;
         let audit = AuditLog::open(folder("audit")?, metrics.audit_dropped.clone())?;
         let staging = Journal::open_with(folder("staging-intents")?, folder("intents-kept")?, || forget_boot(&state))?;
-        let cgroups = PodsTree::new(
-            Hierarchies::detect()?,
-            settings.cgroup_driver,
-            settings.cgroup_root.clone(),
-            settings.cgroups_per_qos,
-        )?;
+        let mut hierarchies = Hierarchies::detect()?;
+        if settings.cpu_load_balance_disable {
+            hierarchies.set_cpu_load_balance_disable();
+        }
+        let cgroups =
+            PodsTree::new(hierarchies, settings.cgroup_driver, settings.cgroup_root.clone(), settings.cgroups_per_qos)?;
         Ok(Node {
             epoch,
             journal,

@@ -62,6 +62,7 @@ pub fn from_config(config: &NodeConfig) -> Result<Settings, SettingsError> {
         reserved: reserved::enforcements(&config.kubelet),
         cgroups_per_qos: config.kubelet.cgroups_per_qos(),
         cgroup_driver: Driver::parse(driver).ok_or_else(|| SettingsError::CgroupDriver(driver.clone()))?,
+        cpu_load_balance_disable: config.kubelet.cpu_manager_policy == "static",
         shutdown_delay: Some(shutdown::total(&shutdown::grace_periods(&config.kubelet, &config.feature_gates())))
             .filter(|delay| !delay.is_zero()),
         protect_kernel_defaults: config.kubelet.protect_kernel_defaults,
@@ -130,6 +131,9 @@ mod tests {
         }
         assert_eq!((settings.cgroup_root.as_str(), settings.cgroup_driver), ("/x", Driver::Cgroupfs));
         assert!(settings.cgroups_per_qos && settings.manifests.is_some());
+        assert!(!settings.cpu_load_balance_disable);
+        config.kubelet.cpu_manager_policy = "static".into();
+        assert!(from_config(&config).unwrap().cpu_load_balance_disable);
         assert_eq!(settings.kubeconfig, None);
         config.flags.kubeconfig = "/etc/kubernetes/kubelet.conf".into();
         assert_eq!(from_config(&config).unwrap().kubeconfig, Some("/etc/kubernetes/kubelet.conf".into()));

@@ -26,6 +26,10 @@ const V1_NO_LIMIT: i64 = i64::MAX - (1 << 20);
 /// Tasks that together waited for memory for 100 ms within 2 s. Windows that are no multiple of 2 s take CAP_SYS_RESOURCE.
 const PRESSURE_TRIGGER: &str = "some 100000 2000000";
 
+/// v1's files of a CFS quota: microseconds in a period of so many.
+const CFS_PERIOD: &str = "cpu.cfs_period_us";
+const CFS_QUOTA: &str = "cpu.cfs_quota_us";
+
 /// Those that the unified hierarchy delegates to pods, where the kernel has them.
 const V2_CONTROLLERS: [&str; 6] = ["cpuset", "cpu", "io", "memory", "hugetlb", "pids"];
 
@@ -67,6 +71,13 @@ pub enum CgroupError {
     NoMemoryEvents,
     #[error("the kernel tells no memory pressure (PSI) of it")]
     NoPressure,
+}
+
+impl CgroupError {
+    /// The kernel does not take the value as things stand.
+    fn is_invalid_value(&self) -> bool {
+        matches!(self, CgroupError::Write { source, .. } if source.raw_os_error() == Some(libc::EINVAL))
+    }
 }
 
 fn list(paths: &[PathBuf]) -> String {
@@ -170,6 +181,7 @@ pub struct Hierarchies {
     trees: Vec<Tree>,
     /// The empty v2 tree of a hybrid system: never written, but cleaned.
     hybrid: Option<PathBuf>,
+    cpu_load_balance_disable: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -192,7 +204,7 @@ impl Tree {
 /// The list of mounts cannot be read.
 pub fn mount_points() -> io::Result<Vec<PathBuf>> {
     let mut mounts = MountInfo::new();
-    let groups = mounts.read()?.filter(|mount| matches!(mount.fs_type, "cgroup" | "cgroup2"));
+    let groups = mounts.read()?.filter(|mount| matches!(&*mount.fs_type, "cgroup" | "cgroup2"));
     let mut points: Vec<PathBuf> = groups.map(|mount| mount.mount_point.into_owned()).collect();
     points.sort();
     points.dedup_by(|one, earlier| one.starts_with(earlier));
@@ -213,7 +225,7 @@ impl Hierarchies {
         let mut trees: Vec<Tree> = Vec::new();
         let mut unified = None;
         for mount in mounts {
-            match mount.fs_type {
+            match &*mount.fs_type {
                 "cgroup" => {
                     let controllers: BTreeSet<String> = mount
                         .super_options
@@ -234,13 +246,20 @@ impl Hierarchies {
         let is_required = |controller: &String| REQUIRED.contains(&controller.as_str());
         let has_v1_controllers = trees.iter().any(|tree| tree.controllers.iter().any(is_required));
         match (has_v1_controllers, unified) {
-            (true, hybrid) => Ok(Hierarchies { version: Version::V1, trees, hybrid }),
+            (true, hybrid) => Ok(Hierarchies { version: Version::V1, trees, hybrid, cpu_load_balance_disable: false }),
             (false, Some(mount_point)) => {
                 let trees = vec![Tree { mount_point, controllers: BTreeSet::new() }];
-                Ok(Hierarchies { version: Version::V2, trees, hybrid: None })
+                Ok(Hierarchies { version: Version::V2, trees, hybrid: None, cpu_load_balance_disable: false })
             }
             (false, None) => Err(CgroupError::NoHierarchy),
         }
+    }
+
+    /// v1: cgroups that are made from now on leave it to those below them whether the scheduler moves tasks between their CPUs.
+    /// A runtime can so keep a container's own CPUs out of that, though the pods' cgroups have them as well (upstream
+    /// `SetCPULoadBalanceDisable`). v2 has no such file.
+    pub fn set_cpu_load_balance_disable(&mut self) {
+        self.cpu_load_balance_disable = true;
     }
 
     pub fn version(&self) -> Version {
@@ -282,7 +301,7 @@ impl Hierarchies {
         let mut created = false;
         for tree in &self.trees {
             // On v1 the ancestors are nearly always there, and need nothing.
-            let leaf = if self.version == Version::V1 { create_leaf(tree, path)? } else { Leaf::LacksAncestors };
+            let leaf = if self.version == Version::V1 { self.create_leaf(tree, path)? } else { Leaf::LacksAncestors };
             created |= match leaf {
                 Leaf::IsThere { created } => created,
                 Leaf::LacksCpus { created } => self.create_with_ancestors(tree, path)? || created,
@@ -300,13 +319,41 @@ impl Hierarchies {
             if self.version == Version::V2 {
                 enable_controllers(&parent)?;
             }
-            created |= create_dir(&dir)?;
+            created |= self.create_dir(tree, &dir)?;
             if tree.has_cpuset() {
                 inherit_cpuset(&parent, &dir)?;
             }
             parent = dir;
         }
         Ok(created)
+    }
+
+    /// v1: creates the cgroup in a tree where its parent is there.
+    fn create_leaf(&self, tree: &Tree, path: &CgroupPath) -> Result<Leaf, CgroupError> {
+        let dir = path.below(&tree.mount_point);
+        let created = match self.create_dir(tree, &dir) {
+            Err(CgroupError::Create { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                return Ok(Leaf::LacksAncestors);
+            }
+            created => created?,
+        };
+        match dir.parent().filter(|_| tree.has_cpuset() && !path.is_root()) {
+            Some(parent) if !inherit_cpuset(parent, &dir)? => Ok(Leaf::LacksCpus { created }),
+            _ => Ok(Leaf::IsThere { created }),
+        }
+    }
+
+    /// True when it was missing.
+    fn create_dir(&self, tree: &Tree, dir: &Path) -> Result<bool, CgroupError> {
+        match std::fs::create_dir(dir) {
+            // Before it has CPUs, or they would be balanced together with all others for that moment.
+            Ok(()) if self.cpu_load_balance_disable && tree.has_cpuset() => {
+                write(&dir.join("cpuset.sched_load_balance"), "0").map(|()| true)
+            }
+            Ok(()) => Ok(true),
+            Err(err) if err.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+            Err(source) => Err(CgroupError::Create { path: dir.to_owned(), source }),
+        }
     }
 
     /// Whether the cgroup is there in the tree of every controller that pods need.
@@ -385,10 +432,11 @@ impl Hierarchies {
         names.filter_map(size).collect()
     }
 
-    /// Writes the limits. Controllers for process counts and huge pages may be missing from the kernel: then those
-    /// limits are skipped and named in the answer.
+    /// Writes the limits. Controllers for process counts and huge pages may be missing from the kernel, or files of
+    /// theirs: then those limits are skipped and named in the answer.
     pub fn apply(&self, path: &CgroupPath, resources: &Resources) -> Result<Vec<String>, CgroupError> {
         let mut skipped = Vec::new();
+        let mut refused_period = None;
         for (controller, file, value) in self.writes(resources) {
             let optional = matches!(controller, "pids" | "hugetlb");
             let Some(target) = self.file(controller, path, &file) else {
@@ -403,7 +451,20 @@ impl Hierarchies {
                 skipped.push(file);
                 continue;
             }
-            write(&target, &value)?;
+            match write(&target, &value) {
+                // The quota of the former period may be more than the parent's in this one, or less than a child's: the new quota
+                // comes next (upstream `CpuGroup.Set` of `opencontainers/cgroups`).
+                Err(error) if file == CFS_PERIOD && resources.cpu_quota_us.is_some() && error.is_invalid_value() => {
+                    refused_period = Some((target, value));
+                    continue;
+                }
+                written => written?,
+            }
+            if file == CFS_QUOTA
+                && let Some((target, value)) = refused_period.take()
+            {
+                write(&target, &value)?;
+            }
         }
         Ok(skipped)
     }
@@ -419,10 +480,10 @@ impl Hierarchies {
                     add("cpu", "cpu.shares", shares.to_string());
                 }
                 if let Some(period) = resources.cpu_period_us {
-                    add("cpu", "cpu.cfs_period_us", period.to_string());
+                    add("cpu", CFS_PERIOD, period.to_string());
                 }
                 if let Some(quota) = resources.cpu_quota_us {
-                    add("cpu", "cpu.cfs_quota_us", quota.max(-1).to_string());
+                    add("cpu", CFS_QUOTA, quota.max(-1).to_string());
                 }
                 if let Some(limit) = resources.memory_limit_bytes {
                     add("memory", "memory.limit_in_bytes", limit.max(-1).to_string());
@@ -453,12 +514,15 @@ impl Hierarchies {
         if let Some(limit) = resources.pids_limit {
             add("pids", "pids.max", or_max(limit));
         }
+        let end = match self.version {
+            Version::V1 => "limit_in_bytes",
+            Version::V2 => "max",
+        };
         for (size, limit) in &resources.hugepage_limits {
-            let file = match self.version {
-                Version::V1 => format!("hugetlb.{size}.limit_in_bytes"),
-                Version::V2 => format!("hugetlb.{size}.max"),
-            };
-            add("hugetlb", &file, limit.to_string());
+            add("hugetlb", &format!("hugetlb.{size}.{end}"), limit.to_string());
+            // Of pages that are reserved and not used yet, since Linux 5.7: more than the limit is refused when it is mapped, and not
+            // with SIGBUS when it is used.
+            add("hugetlb", &format!("hugetlb.{size}.rsvd.{end}"), limit.to_string());
         }
         writes
     }
@@ -479,8 +543,8 @@ impl Hierarchies {
         match self.version {
             Version::V1 => {
                 limits.cpu_shares = unsigned(text("cpu", "cpu.shares")?);
-                limits.cpu_quota_us = number(text("cpu", "cpu.cfs_quota_us")?);
-                limits.cpu_period_us = unsigned(text("cpu", "cpu.cfs_period_us")?);
+                limits.cpu_quota_us = number(text("cpu", CFS_QUOTA)?);
+                limits.cpu_period_us = unsigned(text("cpu", CFS_PERIOD)?);
                 let memory = number(text("memory", "memory.limit_in_bytes")?);
                 limits.memory_limit_bytes = memory.map(|bytes| if bytes >= V1_NO_LIMIT { -1 } else { bytes });
             }
@@ -670,35 +734,11 @@ fn read(path: &Path) -> Result<String, CgroupError> {
     crate::kernel_file::read(path).map_err(|source| CgroupError::Read { path: path.to_owned(), source })
 }
 
-/// True when it was missing.
-fn create_dir(dir: &Path) -> Result<bool, CgroupError> {
-    match std::fs::create_dir(dir) {
-        Ok(()) => Ok(true),
-        Err(err) if err.kind() == io::ErrorKind::AlreadyExists => Ok(false),
-        Err(source) => Err(CgroupError::Create { path: dir.to_owned(), source }),
-    }
-}
-
 /// What a cgroup is without a look at its ancestors. `created`: it was missing.
 enum Leaf {
     IsThere { created: bool },
     LacksCpus { created: bool },
     LacksAncestors,
-}
-
-/// v1: creates the cgroup in a tree where its parent is there.
-fn create_leaf(tree: &Tree, path: &CgroupPath) -> Result<Leaf, CgroupError> {
-    let dir = path.below(&tree.mount_point);
-    let created = match create_dir(&dir) {
-        Err(CgroupError::Create { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-            return Ok(Leaf::LacksAncestors);
-        }
-        created => created?,
-    };
-    match dir.parent().filter(|_| tree.has_cpuset() && !path.is_root()) {
-        Some(parent) if !inherit_cpuset(parent, &dir)? => Ok(Leaf::LacksCpus { created }),
-        _ => Ok(Leaf::IsThere { created }),
-    }
 }
 
 fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
@@ -781,180 +821,5 @@ fn remove_dir(dir: &Path) -> Result<(), CgroupError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const V1_MOUNTS: &str = "1 2 0:1 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n\
-        2 2 0:2 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
-        3 2 0:2 / /run/x/memory rw - cgroup cgroup rw,memory\n\
-        4 2 0:3 / /sys/fs/cgroup/systemd rw - cgroup systemd rw,xattr,release_agent=/x,name=systemd\n\
-        5 2 0:4 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate\n";
-
-    fn hierarchies(mounts: &str) -> Result<Hierarchies, CgroupError> {
-        Hierarchies::from_mounts(mountinfo::parse(mounts.as_bytes()))
-    }
-
-    #[test]
-    fn one_old_tree_beside_the_unified_one_changes_nothing() {
-        let mounts =
-            "1 2 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n2 2 0:2 / /mnt/net_cls rw - cgroup none rw,net_cls\n";
-        let found = hierarchies(mounts).unwrap();
-        assert_eq!(found.version(), Version::V2);
-        assert_eq!(found.trees.len(), 1);
-    }
-
-    #[test]
-    fn hybrid_counts_as_v1() {
-        let hybrid = hierarchies(V1_MOUNTS).unwrap();
-        assert_eq!(hybrid.version(), Version::V1);
-        assert_eq!(hybrid.mount_point("cpuacct").unwrap(), Path::new("/sys/fs/cgroup/cpu,cpuacct"));
-        assert_eq!(hybrid.mount_point("memory").unwrap(), Path::new("/sys/fs/cgroup/memory"));
-        assert_eq!(hybrid.trees.len(), 3);
-        assert!(
-            matches!(hybrid.check_required(), Err(CgroupError::MissingControllers { missing }) if missing == ["cpuset"])
-        );
-        let v2 = hierarchies("5 2 0:4 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n").unwrap();
-        assert_eq!(v2.version(), Version::V2);
-        assert!(matches!(hierarchies(""), Err(CgroupError::NoHierarchy)));
-    }
-
-    #[test]
-    fn values_by_version() {
-        let resources = Resources {
-            cpu_shares: Some(1024),
-            cpu_quota_us: Some(-1),
-            cpu_period_us: Some(100_000),
-            memory_limit_bytes: Some(-1),
-            pids_limit: Some(100),
-            hugepage_limits: [("2MB".to_owned(), 0)].into(),
-            cpus: Some("0-1".to_owned()),
-            memory_min_bytes: Some(0),
-            memory_low_bytes: Some(4096),
-        };
-        let show = |h: Hierarchies| -> Vec<String> {
-            h.writes(&resources).into_iter().map(|(c, f, v)| format!("{c}:{f}={v}")).collect()
-        };
-        assert_eq!(
-            show(hierarchies(V1_MOUNTS).unwrap()),
-            [
-                "cpu:cpu.shares=1024",
-                "cpu:cpu.cfs_period_us=100000",
-                "cpu:cpu.cfs_quota_us=-1",
-                "memory:memory.limit_in_bytes=-1",
-                "pids:pids.max=100",
-                "hugetlb:hugetlb.2MB.limit_in_bytes=0"
-            ]
-        );
-        assert_eq!(
-            show(hierarchies("5 2 0:4 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n").unwrap()),
-            [
-                "cpu:cpu.weight=39",
-                "cpu:cpu.max=max 100000",
-                "memory:memory.max=max",
-                "cpuset:cpuset.cpus=0-1",
-                "memory:memory.min=0",
-                "memory:memory.low=4096",
-                "pids:pids.max=100",
-                "hugetlb:hugetlb.2MB.max=0"
-            ]
-        );
-    }
-
-    #[test]
-    fn paths() {
-        for (text, ok) in [
-            ("/", true),
-            ("//", true),
-            ("/a/b/", true),
-            ("", false),
-            ("a", false),
-            ("/a//b", false),
-            ("/a/../b", false),
-            ("/./a", false),
-            ("/a\nb", false),
-        ] {
-            assert_eq!(CgroupPath::parse(text).is_ok(), ok, "{text:?}");
-        }
-        let path = CgroupPath::parse("/a/b/c/").unwrap();
-        assert_eq!(path.with_ancestors().map(|p| p.to_string()).collect::<Vec<_>>(), ["/a", "/a/b", "/a/b/c"]);
-        assert_eq!(path.name(), "c");
-        assert_eq!(CgroupPath::root().with_ancestors().count(), 0);
-        assert!(CgroupPath::root().child("..").is_err());
-    }
-
-    /// A life on the machine's own hierarchies, below a cgroup of this test's name.
-    #[test]
-    fn real_cgroups() {
-        if rustix::process::getuid().as_raw() != 0 {
-            return;
-        }
-        let Ok(hierarchies) = Hierarchies::detect() else { return };
-        let root = CgroupPath::parse(&format!("/bulkhead-c-test-sys-{}", std::process::id())).unwrap();
-        let pod = root.child("kubepods").unwrap().child("podx").unwrap();
-        assert!(!hierarchies.exists(&pod));
-        assert!(hierarchies.ensure(&pod).unwrap());
-        assert!(!hierarchies.ensure(&pod).unwrap());
-        assert!(hierarchies.exists(&pod));
-        let resources = Resources {
-            cpu_shares: Some(100),
-            cpu_quota_us: Some(50_000),
-            cpu_period_us: Some(100_000),
-            memory_limit_bytes: Some(64 << 20),
-            pids_limit: Some(50),
-            ..Resources::default()
-        };
-        assert_eq!(hierarchies.apply(&pod, &resources).unwrap(), Vec::<String>::new());
-        if hierarchies.version() == Version::V1 {
-            let file = |c, f| std::fs::read_to_string(hierarchies.file(c, &pod, f).unwrap()).unwrap();
-            assert_eq!(file("cpu", "cpu.shares").trim(), "100");
-            assert_eq!(file("cpu", "cpu.cfs_quota_us").trim(), "50000");
-            assert_eq!(file("memory", "memory.limit_in_bytes").trim(), "67108864");
-            drop(hierarchies.memory_event(&CgroupPath::root(), 1 << 40).unwrap());
-        }
-        // One more below ancestors that are there, and without anything in it.
-        let other = root.child("kubepods").unwrap().child("pody").unwrap();
-        assert!(hierarchies.ensure(&other).unwrap() && hierarchies.exists(&other));
-        if let Some(file) = hierarchies.file("cpuset", &other, "cpuset.mems")
-            && hierarchies.version() == Version::V1
-        {
-            assert_ne!(std::fs::read_to_string(file).unwrap().trim(), "", "a process can enter it");
-        }
-        assert!(hierarchies.kill_and_remove(&other).unwrap() && !hierarchies.exists(&other));
-        assert!(!hierarchies.kill_and_remove(&other).unwrap(), "it was gone already");
-        assert_eq!(hierarchies.children(&root).unwrap().into_iter().collect::<Vec<_>>(), ["kubepods"]);
-
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        std::fs::write(hierarchies.file("pids", &pod, "cgroup.procs").unwrap(), child.id().to_string()).unwrap();
-        assert_eq!(hierarchies.pids(&pod).unwrap().into_iter().collect::<Vec<_>>(), [child.id().cast_signed()]);
-        // Reaped by us: until then a killed child stays in its cgroup.
-        let reaper = std::thread::spawn(move || child.wait().unwrap());
-        assert!(hierarchies.kill_and_remove(&root).unwrap());
-        assert!(!reaper.join().unwrap().success());
-        assert!(!hierarchies.kill_and_remove(&root).unwrap());
-        assert!(!hierarchies.exists(&root));
-        assert!(hierarchies.kill_and_remove(&CgroupPath::root()).is_err());
-    }
-
-    #[test]
-    fn a_number_that_is_no_member_any_more_kills_nobody() {
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let pids = BTreeSet::from([child.id().cast_signed()]);
-        // As if its member had ended, and the number had been given to this process, between the first look and the pin.
-        kill_members(&pids, || Ok(BTreeSet::new())).unwrap();
-        assert!(child.try_wait().unwrap().is_none());
-        kill_members(&pids, || Ok(pids.clone())).unwrap();
-        assert!(!child.wait().unwrap().success());
-    }
-
-    proptest! {
-        #[test]
-        fn no_path_leads_out(text in "[/a-z.\\x00]{0,30}") {
-            if let Ok(path) = CgroupPath::parse(&text) {
-                let full = path.below(Path::new("/m"));
-                prop_assert!(full.starts_with("/m"));
-                prop_assert!(full.components().all(|c| c.as_os_str() != ".."));
-            }
-        }
-    }
-}
+#[path = "cgroup_tests.rs"]
+mod tests;

@@ -154,8 +154,9 @@ pub fn limits(world: &mut World, node: &Node) -> Result<()> {
     ];
     agree(vm, &table)?;
     // Huge pages that a pod does not ask for are none; the levels do not limit them.
-    let pages = vm.run(&format!("cd {TREE}; cat {guaranteed}/hugetlb.2MB.max {middle}/hugetlb.2MB.max"))?;
-    ensure!(pages == "0\nmax" || pages == format!("0\n{}", 1u64 << 62), "{pages}");
+    let files = format!("{guaranteed}/hugetlb.2MB.max {guaranteed}/hugetlb.2MB.rsvd.max {middle}/hugetlb.2MB.max");
+    let pages = vm.run(&format!("cd {TREE}; cat {files}"))?;
+    ensure!(pages == "0\n0\nmax" || pages == format!("0\n0\n{}", 1u64 << 62), "{pages}");
     let own = |name: &str, file: &str, value: String| (format!("{}/{file}", node.scopes[name]), value);
     expect(
         vm,

@@ -106,6 +106,7 @@ fn settings(dir: &Path, named: &str, cgroup_root: &CgroupPath) -> Settings {
         cgroup_root: cgroup_root.clone(),
         cgroups_per_qos: true,
         cgroup_driver: Driver::Cgroupfs,
+        cpu_load_balance_disable: false,
         reserved: Vec::new(),
         shutdown_delay: None,
         protect_kernel_defaults: false,
