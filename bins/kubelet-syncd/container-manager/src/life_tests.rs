@@ -45,6 +45,7 @@ impl Setup {
             cpu_beta_options: self.has(ACROSS_NUMA),
             pod_level: false,
             no_quota: true,
+            extended_by_claims: true,
         };
         // With half a core laid aside CPUs of a hint's nodes may be odd in number, and upstream's rule of whole cores does not hold there.
         let cpus = if self.has(FULL) { place.threads } else { 1 };

@@ -21,7 +21,13 @@ fn settings(policy: &str, scope: &str, options: &[(&str, &str)]) -> Settings {
         topology_policy: policy.into(),
         topology_scope: scope.into(),
         topology_options: BTreeMap::new(),
-        gates: Gates { cpu_alpha_options: true, cpu_beta_options: true, pod_level: false, no_quota: true },
+        gates: Gates {
+            cpu_alpha_options: true,
+            cpu_beta_options: true,
+            pod_level: false,
+            no_quota: true,
+            extended_by_claims: true,
+        },
         root: "/var/lib/kubelet".into(),
     }
 }

@@ -28,6 +28,8 @@ pub struct Gates {
     pub pod_level: bool,
     /// `DisableCPUQuotaWithExclusiveCPUs` (on by default).
     pub no_quota: bool,
+    /// `DRAExtendedResource` (on by default).
+    pub extended_by_claims: bool,
 }
 
 /// When a container runs, beside which others.
@@ -49,7 +51,8 @@ pub struct ContainerRequest {
     pub cpus: u32,
     /// Memory and huge pages that it is to have for itself.
     pub memory: Result<Memory, NoWholeNumber>,
-    /// Its limits, of which the extended resources are the device manager's; those that a claim gives are left out.
+    /// Its limits, of which the extended resources are the device manager's; those that a claim gives are left out (gate
+    /// DRAExtendedResource).
     pub limits: Amounts,
 }
 
@@ -80,7 +83,9 @@ impl PodRequest {
             let requests = amounts(resources.and_then(|r| r.requests.as_ref()));
             let mut limits = amounts(resources.and_then(|r| r.limits.as_ref()));
             let shares = !guaranteed || (by_pod && !alike(&requests, &limits));
-            limits.retain(|resource, _| !is_of_claim(pod, &container.name, resource));
+            if gates.extended_by_claims {
+                limits.retain(|resource, _| !is_of_claim(pod, &container.name, resource));
+            }
             ContainerRequest {
                 name: container.name.clone(),
                 kind,
@@ -124,7 +129,7 @@ impl PodRequest {
     }
 }
 
-/// A driver's claim gives the container this resource (gate DRAExtendedResource), and no device plugin.
+/// A driver's claim gives the container this resource, and no device plugin.
 fn is_of_claim(pod: &Pod, container: &str, resource: &str) -> bool {
     let claims = pod.status.as_ref().and_then(|status| status.extended_resource_claim_status.as_ref());
     claims.is_some_and(|claims| {

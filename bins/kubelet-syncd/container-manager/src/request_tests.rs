@@ -1,8 +1,20 @@
 use super::*;
 use crate::pods::{pod, pod_with};
 
-const ON: Gates = Gates { cpu_alpha_options: true, cpu_beta_options: true, pod_level: true, no_quota: true };
-const OFF: Gates = Gates { cpu_alpha_options: false, cpu_beta_options: true, pod_level: false, no_quota: true };
+const ON: Gates = Gates {
+    cpu_alpha_options: true,
+    cpu_beta_options: true,
+    pod_level: true,
+    no_quota: true,
+    extended_by_claims: true,
+};
+const OFF: Gates = Gates {
+    cpu_alpha_options: false,
+    cpu_beta_options: true,
+    pod_level: false,
+    no_quota: true,
+    extended_by_claims: false,
+};
 
 fn gi(n: u64) -> u64 {
     n << 30
@@ -61,6 +73,28 @@ fn pods_with_resources_of_their_own() {
     assert!(!request.managed && !request.by_pod());
     let burstable = PodRequest::of(&pod_with("u", ("2/4", "4Gi"), &containers), ON);
     assert_eq!((burstable.guaranteed, burstable.cpus), (false, 0));
+}
+
+/// Upstream's `TestAdmitPodWithDRAResources`.
+#[test]
+fn who_gives_an_extended_resource() {
+    let pod: Pod = serde_json::from_value(serde_json::json!({
+        "metadata": {"uid": "u"},
+        "spec": {"containers": [
+            {"name": "a", "resources": {"limits": {"example.com/r": "1", "example.com/other": "1"}}},
+            {"name": "b", "resources": {"limits": {"example.com/r": "1"}}},
+        ]},
+        "status": {"extendedResourceClaimStatus": {
+            "resourceClaimName": "claim",
+            "requestMappings": [{"containerName": "a", "resourceName": "example.com/r", "requestName": "r"}],
+        }},
+    }))
+    .unwrap();
+    let by_plugins = |gates| -> Vec<Vec<String>> {
+        PodRequest::of(&pod, gates).containers.iter().map(|c| c.limits.keys().cloned().collect()).collect()
+    };
+    assert_eq!(by_plugins(ON), [vec!["example.com/other"], vec!["example.com/r"]]);
+    assert_eq!(by_plugins(OFF), [vec!["example.com/other", "example.com/r"], vec!["example.com/r"]]);
 }
 
 #[test]

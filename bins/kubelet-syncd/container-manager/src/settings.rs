@@ -45,6 +45,7 @@ impl Settings {
                 pod_level: gates.enabled(Feature::PodLevelResources)
                     && gates.enabled(Feature::PodLevelResourceManagers),
                 no_quota: gates.enabled(Feature::DisableCPUQuotaWithExclusiveCPUs),
+                extended_by_claims: gates.enabled(Feature::DRAExtendedResource),
             },
             root: config.paths.root_dir.clone(),
         }
@@ -148,13 +149,16 @@ mod tests {
 
     #[test]
     fn gates() {
-        let gates = |on: &[&str]| {
-            let config = config(|c| c.kubelet.feature_gates.extend(on.iter().map(|gate| ((*gate).to_owned(), true))));
+        let gates = |set: &[(&str, bool)]| {
+            let config =
+                config(|c| c.kubelet.feature_gates.extend(set.iter().map(|(gate, on)| ((*gate).to_owned(), *on))));
             Settings::of(&config, 0).gates
         };
-        assert_eq!(gates(&[]), Gates { cpu_beta_options: true, no_quota: true, ..Gates::default() });
-        assert!(gates(&["CPUManagerPolicyAlphaOptions"]).cpu_alpha_options);
-        assert!(gates(&["PodLevelResourceManagers"]).pod_level);
+        let unset = Gates { cpu_beta_options: true, no_quota: true, extended_by_claims: true, ..Gates::default() };
+        assert_eq!(gates(&[]), unset);
+        assert!(gates(&[("CPUManagerPolicyAlphaOptions", true)]).cpu_alpha_options);
+        assert!(gates(&[("PodLevelResourceManagers", true)]).pod_level);
+        assert!(!gates(&[("DRAExtendedResource", false)]).extended_by_claims);
     }
 
     #[test]

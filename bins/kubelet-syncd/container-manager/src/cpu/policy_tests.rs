@@ -15,7 +15,13 @@ use crate::topology::mask::NumaMask;
 use crate::topology::options::Policy;
 use crate::topology::{Given, Hint, HintProvider};
 
-const GATES: Gates = Gates { cpu_alpha_options: true, cpu_beta_options: true, pod_level: true, no_quota: true };
+const GATES: Gates = Gates {
+    cpu_alpha_options: true,
+    cpu_beta_options: true,
+    pod_level: true,
+    no_quota: true,
+    extended_by_claims: true,
+};
 const ANY: Hint = Hint { affinity: None, preferred: false };
 
 fn options(list: &[(&str, &str)]) -> BTreeMap<String, String> {

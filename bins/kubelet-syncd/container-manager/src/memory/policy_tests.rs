@@ -13,7 +13,13 @@ use crate::request::{Gates, Kind, PodRequest};
 use crate::topology::mask::NumaMask;
 use crate::topology::{Hint, HintProvider, machines};
 
-const GATES: Gates = Gates { cpu_alpha_options: false, cpu_beta_options: true, pod_level: true, no_quota: true };
+const GATES: Gates = Gates {
+    cpu_alpha_options: false,
+    cpu_beta_options: true,
+    pod_level: true,
+    no_quota: true,
+    extended_by_claims: true,
+};
 const ANY: Hint = Hint { affinity: None, preferred: false };
 const GIB: u64 = 1 << 30;
 
