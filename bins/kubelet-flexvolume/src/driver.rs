@@ -66,15 +66,36 @@ mod tests {
     use super::*;
     use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 
+    use bulkhead_testkit::skip::{Lack, skip_this_test};
+
     fn mode(path: &Path, mode: u32) {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     }
 
     #[test]
+    fn whose_it_is_and_who_may_write() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut is = rustix::fs::stat(folder.path()).unwrap();
+        for (uid, bits, says) in [
+            (0, 0o755, None),
+            (0, 0o1755, None),
+            (0, 0o777, Some("may be written by others than root")),
+            (0, 0o757, Some("may be written by others than root")),
+            (12345, 0o755, Some("does not belong to root")),
+            (12345, 0o777, Some("does not belong to root")),
+        ] {
+            (is.st_uid, is.st_mode) = (uid, is.st_mode & !0o7777 | bits);
+            let refused = trusted(&is, Path::new("/drivers/v~d")).err();
+            assert_eq!(refused.is_some(), says.is_some(), "{uid} {bits:o}");
+            let why = refused.unwrap_or_default();
+            assert!(says.is_none_or(|says| why.contains(says) && why.contains("/drivers/v~d")), "{why}");
+        }
+    }
+
+    #[test]
     fn only_what_root_alone_can_have_put_there() {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("left out: it takes root");
-            return;
+            return skip_this_test(Lack::Root).unwrap();
         }
         let folder = tempfile::tempdir().unwrap();
         let drivers = folder.path().join("drivers");
