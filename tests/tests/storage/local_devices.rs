@@ -9,7 +9,7 @@ use bulkhead_testkit::{LONG, eventually, loops, machine, mounts};
 use bulkhead_tests::lab;
 use bulkhead_tests::privileges::helper_is_as_mapped;
 use bulkhead_tests::storage::{NODE, Scene};
-use serde_json::json;
+use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
 const CLAIMS: &str = "persistentvolumeclaims";
@@ -93,6 +93,23 @@ fn lines(path: &Path) -> Result<usize> {
     Ok(std::fs::read_to_string(path).with_context(|| path.display().to_string())?.lines().count())
 }
 
+/// The size of the claim's device is in the statistics, and in the metrics by the claim's name.
+fn is_measured(scene: &Scene, pod: &str, claim: &str, bytes: u64) -> Result<()> {
+    let get = |path: &str| scene.cluster.kubectl(&["get", "--raw", &format!("/api/v1/nodes/{NODE}/proxy/{path}")]);
+    let series = "kubelet_volume_stats_capacity_bytes{namespace=\"default\",persistentvolumeclaim=";
+    eventually("the volume is measured", LONG, || {
+        let summary: Value = serde_json::from_str(&get("stats/summary")?)?;
+        let pods = summary["pods"].as_array().context("no pods")?;
+        let pod = pods.iter().find(|one| one["podRef"]["name"] == pod).with_context(|| format!("{summary:#}"))?;
+        let volumes = pod["volume"].as_array().context("no volumes")?;
+        let volume = volumes.iter().find(|one| one["name"] == claim).with_context(|| format!("{volumes:#?}"))?;
+        ensure!(volume["pvcRef"] == json!({"name": claim, "namespace": "default"}), "{volume}");
+        ensure!(volume["capacityBytes"] == bytes && volume["inodes"].is_null(), "{volume}");
+        ensure!(get("metrics")?.contains(&format!("{series}\"{claim}\"}} {bytes}\n")), "no {series} of {claim}");
+        Ok(())
+    })
+}
+
 #[test]
 fn devices_are_formatted_once_mounted_once_and_mapped() -> Result<()> {
     let Some(mut scene) = with_node()? else { return Ok(()) };
@@ -120,6 +137,7 @@ fn devices_are_formatted_once_mounted_once_and_mapped() -> Result<()> {
     ensure!(mapped("plugins/kubernetes.io~local-volume/volumeDevices/raw") && mapped("volumeMapPath"), "{events:#?}");
     let held = loops::below(scene.node.root_dir());
     ensure!(held.len() == 1, "one loop device holds the mapped one: {held:?}");
+    is_measured(&scene, "first", "raw", 8 * MIB)?;
 
     // Deaths are noticed by nobody.
     for daemon in ["kubelet-volnetd", "kubelet-syncd"] {

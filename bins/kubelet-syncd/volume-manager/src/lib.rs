@@ -21,6 +21,7 @@
 //! | [`context`] | nothing: the state behind one lock, and whom operations ask |
 //! | [`operations`] | in which order a volume is attached, staged, published, and taken back |
 //! | [`attach_limit`] | which pod waits for a volume that the node has no place for |
+//! | [`block_devices`] | of which block volumes the size is told, and what it is |
 //! | [`statistics`] | which drivers are asked for the room in which volumes |
 //! | [`populate`] | nothing: what a sync of a pod says of its volumes is written into the state |
 //! | [`waiting`] | whether a pod's volumes are there, or gone, and why not |
@@ -32,6 +33,7 @@
 pub mod actual_state;
 pub mod attach_limit;
 pub mod back_off;
+pub mod block_devices;
 pub mod context;
 pub mod csi;
 pub mod desired_state;

@@ -109,9 +109,9 @@ fn cases() -> [Case; 4] {
             tries: 2,
         },
         Case {
-            // It may have worked: nothing is said of it.
+            // It may have worked, and the claim says all the same that it has failed.
             status: Status::aborted("again"),
-            claim: "",
+            claim: "claim [] [NodeResizeInProgress] false [failed to expand pvc with Expander.NodeExpand failed to expand the volume : rpc error: code = Aborted desc = again]",
             online: &[
                 "VolumeResizeFailed NodeExpandVolume.NodeExpandVolume failed for volume \"pv\" : Expander.NodeExpand failed to expand the volume : rpc error: code = Aborted desc = again",
             ],
@@ -207,21 +207,27 @@ async fn what_keeps_the_driver_from_being_asked_is_told_to_the_claim() {
 /// What somebody has asked less of meanwhile, and fails again, is the controller's.
 #[tokio::test(start_paused = true)]
 async fn a_size_that_nobody_wants_any_more() {
-    let outside = Outside::new();
-    grow(&outside, "3Gi", pending("3Gi"));
-    outside.growth.lock().requests = "2Gi";
-    outside.will("NodeExpandVolume", Does::Fail(Status::internal("broken")));
-    outside.will("NodeExpandVolume", Does::Fail(Status::internal("broken")));
-    let manager = outside.manager();
-    mount_pod(&manager, "a").await;
-    let error = "[failed to expand pvc with Expander.NodeExpand failed to expand the volume : rpc error: code = Internal desc = broken]";
-    assert_eq!(
-        errors(&outside),
-        [
-            format!("claim [] [NodeResizeInProgress] false {error}"),
-            format!("claim [] [NodeResizeInfeasible] false {error}")
-        ]
-    );
+    for (status, code) in
+        [(Status::internal("broken"), "Internal"), (Status::resource_exhausted("broken"), "ResourceExhausted")]
+    {
+        let outside = Outside::new();
+        grow(&outside, "3Gi", pending("3Gi"));
+        outside.growth.lock().requests = "2Gi";
+        outside.will("NodeExpandVolume", Does::Fail(status.clone()));
+        outside.will("NodeExpandVolume", Does::Fail(status));
+        let manager = outside.manager();
+        mount_pod(&manager, "a").await;
+        let error = format!(
+            "[failed to expand pvc with Expander.NodeExpand failed to expand the volume : rpc error: code = {code} desc = broken]"
+        );
+        assert_eq!(
+            errors(&outside),
+            [
+                format!("claim [] [NodeResizeInProgress] false {error}"),
+                format!("claim [] [NodeResizeInfeasible] false {error}")
+            ]
+        );
+    }
 }
 
 /// A resizer that knows nothing of allocatedResources.

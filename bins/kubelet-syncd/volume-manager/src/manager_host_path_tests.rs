@@ -2,9 +2,9 @@
 
 use super::*;
 
-/// A path of the host is mounted by nobody, and is no device.
+/// A path of the host is mounted by nobody, and is no device; and of a type that is not known nothing is made of it.
 #[tokio::test(start_paused = true)]
-async fn a_path_of_the_host_has_no_options_and_is_no_block_volume() {
+async fn what_a_path_of_the_host_is_refused_for() {
     let refused = |step: &str, why: &str| format!("{step} for volume \"pv\" : {why}");
     let options = "mount options are not supported for this volume type";
     let block = "no block volume plugin matched: kubernetes.io/host-path";
@@ -19,10 +19,17 @@ async fn a_path_of_the_host_has_no_options_and_is_no_block_volume() {
             true,
             refused("FailedMapVolume MapVolume.NewBlockVolumeMapper initialization failed", block),
         ),
+        (
+            json!({"hostPath": {"path": "/srv", "type": "Pipe"}}),
+            false,
+            refused("FailedMount MountVolume.SetUp failed", "Pipe is an invalid volume type"),
+        ),
     ] {
         let outside = Outside::new();
         let mut spec = volume;
-        spec["hostPath"] = json!({"path": "/srv"});
+        if spec["hostPath"].is_null() {
+            spec["hostPath"] = json!({"path": "/srv"});
+        }
         *outside.host_path.lock() = spec;
         let manager = outside.manager();
         let mut pod = (*pod_of("a", "c")).clone();

@@ -37,6 +37,8 @@ mod found;
 mod host_path;
 #[path = "manager_selinux_tests.rs"]
 mod selinux;
+#[path = "manager_statistics_tests.rs"]
+mod statistics;
 
 /// What a call of the driver does.
 #[derive(Debug, Clone)]
@@ -68,6 +70,8 @@ struct Outside {
     attached: watch::Sender<bool>,
     republish: bool,
     growth: Mutex<Growth>,
+    /// What the driver says of its volumes' condition, where it can say it.
+    condition: Mutex<Option<csi::VolumeCondition>>,
     selinux: Option<SeLinuxMount>,
     /// Flags of each mount that the driver was asked for.
     flags: Mutex<Vec<String>>,
@@ -117,6 +121,7 @@ impl Outside {
             attached: watch::Sender::new(true),
             republish,
             growth: Mutex::default(),
+            condition: Mutex::default(),
             selinux,
             flags: Mutex::default(),
             reads: Mutex::default(),
@@ -245,7 +250,8 @@ impl Drivers for End {
             self.0.called("NodeGetCapabilities").await?;
             let expand = self.0.growth.lock().expands;
             let stats = self.0.script.lock().contains_key("NodeGetVolumeStats");
-            Ok(Capabilities { stage: true, expand, stats, ..Capabilities::default() })
+            let condition = self.0.condition.lock().is_some();
+            Ok(Capabilities { stage: true, expand, stats, condition, ..Capabilities::default() })
         }
         .boxed()
     }
@@ -282,7 +288,12 @@ impl Drivers for End {
         _: &'a str,
         _: csi::NodeGetVolumeStatsRequest,
     ) -> Answer<'a, csi::NodeGetVolumeStatsResponse> {
-        async { self.0.called("NodeGetVolumeStats").await.map(|()| csi::NodeGetVolumeStatsResponse::default()) }.boxed()
+        async {
+            self.0.called("NodeGetVolumeStats").await?;
+            let usage = vec![csi::VolumeUsage { total: 7, unit: 1, ..csi::VolumeUsage::default() }];
+            Ok(csi::NodeGetVolumeStatsResponse { usage, volume_condition: self.0.condition.lock().clone() })
+        }
+        .boxed()
     }
 }
 
@@ -693,27 +704,6 @@ async fn what_is_uncertain_is_taken_back_with_its_pod() {
         assert_eq!(log.iter().filter(|line| *line == call).count(), 1, "{log:?}");
         assert!(outside.staged.lock().is_empty() && outside.published.lock().is_empty(), "{call}: {log:?}");
     }
-}
-
-/// What has not answered in time is not waited for again and again.
-#[tokio::test(start_paused = true)]
-async fn a_silent_driver_is_asked_for_the_room_of_no_further_volume() {
-    let outside = Outside::new();
-    let manager = outside.manager();
-    let pods: Vec<String> = (b'a'..=b't').map(|letter| char::from(letter).to_string()).collect();
-    for pod in &pods {
-        mount_pod(&manager, pod).await;
-    }
-    for _ in &pods {
-        outside.will("NodeGetVolumeStats", Does::Hang);
-    }
-    let began = Instant::now();
-    let told: Vec<_> = manager.statistics().all().collect().await;
-    assert_eq!(began.elapsed(), Duration::from_secs(10));
-    assert_eq!(told.len(), pods.len());
-    assert!(told.iter().all(|volume| volume.usage.is_none()));
-    let asked = outside.log().iter().filter(|line| *line == "NodeGetVolumeStats").count();
-    assert_eq!(asked, 8);
 }
 
 /// After a restart of this process a pod's end may be known before what there is of it.

@@ -1,5 +1,5 @@
 //! What drivers say of the room in their volumes (upstream `pkg/volume/csi` csi_metrics.go): asked when somebody wants it, of each
-//! driver that can say it (GET_VOLUME_STATS), for each volume that is there.
+//! driver that can say it (GET_VOLUME_STATS), for each volume that is there. Of block volumes without a driver the size is told.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -17,8 +17,9 @@ use kubelet_model::events::EventType;
 use parking_lot::Mutex;
 
 use crate::actual_state::{Presence, Published};
+use crate::block_devices::{self, HeldDevices};
 use crate::context::Context;
-use crate::spec::{ObjectRef, Source, UniqueName};
+use crate::spec::{ObjectRef, Source, UniqueName, VolumeSpec};
 
 /// A driver that takes longer has not answered; what hangs is not asked again before it has ended.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -45,17 +46,31 @@ pub struct VolumeUsage {
     pub claim: Option<ObjectRef>,
     /// `None`: its driver does not say, or has not answered.
     pub usage: Option<Usage>,
-    /// A folder whose file system's figures are the volume's; empty for a driver's volume.
+    /// A folder whose file system's figures are the volume's; empty for a driver's volume, and for a block volume.
     pub folder: String,
     /// Whether the driver calls it abnormal; `None`: it does not say, or nobody asked.
     pub abnormal: Option<bool>,
 }
 
-/// One question.
+/// What is told of one volume of a pod, once for each name that it has there (upstream getMountedVolumes).
+type Answers = Vec<VolumeUsage>;
+
+/// Who knows a volume's figures.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Measure {
+    /// Its driver, which is asked about that path.
+    Driver { driver: String, handle: String, path: PathBuf },
+    /// Its file system, which who asks has looked at through that folder.
+    Folder(String),
+    /// Its device, which is bound there, below the root directory.
+    Device(PathBuf),
+}
+
+/// A question to a driver.
 #[derive(Debug, Clone)]
 struct Question {
     unique: UniqueName,
-    answer: VolumeUsage,
+    answers: Answers,
     driver: String,
     handle: String,
     path: PathBuf,
@@ -93,10 +108,22 @@ impl Statistics {
     /// answered in time is asked for no further volume.
     pub fn all(&self) -> impl Stream<Item = VolumeUsage> + Send + use<> {
         let mut by_driver: BTreeMap<String, Vec<Question>> = BTreeMap::new();
-        for question in self.questions() {
-            by_driver.entry(question.driver.clone()).or_default().push(question);
+        let (mut folders, mut devices) = (Vec::new(), Vec::new());
+        for (unique, answers, measure) in self.there() {
+            match measure {
+                Measure::Driver { driver, handle, path } => {
+                    let question = Question { unique, answers, driver: driver.clone(), handle, path };
+                    by_driver.entry(driver).or_default().push(question);
+                }
+                Measure::Folder(folder) => {
+                    folders.extend(answers.into_iter().map(|answer| VolumeUsage { folder: folder.clone(), ..answer }));
+                }
+                Measure::Device(bound) => devices.push((answers, bound)),
+            }
         }
-        stream::select_all(by_driver.into_values().map(|questions| self.of_driver(questions)))
+        let mut all = vec![stream::iter(folders).boxed(), of_devices(devices)];
+        all.extend(by_driver.into_values().map(|questions| self.of_driver(questions)));
+        stream::select_all(all)
     }
 
     fn of_driver(&self, questions: Vec<Question>) -> BoxStream<'static, VolumeUsage> {
@@ -105,66 +132,44 @@ impl Statistics {
             let (this, silent) = (this.clone(), silent.clone());
             async move { this.ask(question, &silent).await }
         };
-        stream::iter(questions).map(answered).buffer_unordered(AT_A_TIME).boxed()
+        stream::iter(questions).map(answered).buffer_unordered(AT_A_TIME).flat_map(stream::iter).boxed()
     }
 
-    fn questions(&self) -> Vec<Question> {
+    /// Each volume that is there, of whose figures somebody knows.
+    fn there(&self) -> Vec<(UniqueName, Answers, Measure)> {
         let state = self.context.state();
-        let mut questions = Vec::new();
+        let mut all = Vec::new();
         for (uid, pod) in &state.desired.pods {
             for (unique, wanted) in &pod.volumes {
-                let Some(there) = state.actual.published(unique, uid).filter(|p| p.presence == Presence::Yes) else {
-                    continue;
-                };
+                let there = state.actual.published(unique, uid).filter(|p| p.presence == Presence::Yes);
+                let Some(measure) = there.and_then(|there| measure(&wanted.spec, there, uid)) else { continue };
                 let claim = wanted.spec.claim.as_ref();
                 let claim = claim.map(|c| ObjectRef { namespace: c.namespace.clone(), name: c.name.clone() });
-                let (driver, handle, folder) = match &wanted.spec.source {
-                    Source::Csi(source) => (source.driver.clone(), source.handle.clone(), String::new()),
-                    // The node's own disk (hostPath) has figures of its own.
-                    Source::Local { .. } | Source::Nfs { .. } | Source::Fc(_) | Source::Iscsi(_)
-                        if !wanted.spec.block =>
-                    {
-                        (String::new(), String::new(), there.host_path.clone())
-                    }
-                    Source::Flex(source) if source.can.measure => {
-                        (String::new(), String::new(), there.host_path.clone())
-                    }
-                    Source::Local { .. }
-                    | Source::Nfs { .. }
-                    | Source::HostPath { .. }
-                    | Source::Fc(_)
-                    | Source::Iscsi(_)
-                    | Source::Flex(_) => continue,
+                let answer = |volume: &String| VolumeUsage {
+                    pod: uid.clone(),
+                    volume: volume.clone(),
+                    claim: claim.clone(),
+                    usage: None,
+                    folder: String::new(),
+                    abnormal: None,
                 };
-                let Some(path) = asked_path(there, wanted.spec.block, uid) else { continue };
-                questions.extend(wanted.names.iter().map(|volume| Question {
-                    unique: unique.clone(),
-                    answer: VolumeUsage {
-                        pod: uid.clone(),
-                        volume: volume.clone(),
-                        claim: claim.clone(),
-                        usage: None,
-                        folder: folder.clone(),
-                        abnormal: None,
-                    },
-                    driver: driver.clone(),
-                    handle: handle.clone(),
-                    path: path.clone(),
-                }));
+                all.push((unique.clone(), wanted.names.iter().map(answer).collect(), measure));
             }
         }
-        questions
+        all
     }
 
     /// `silent`: the driver has not answered another question in time.
-    async fn ask(&self, question: Question, silent: &AtomicBool) -> VolumeUsage {
-        let Question { unique, mut answer, driver, handle, path } = question;
-        if driver.is_empty() || silent.load(Ordering::Relaxed) {
-            return answer;
+    async fn ask(&self, question: Question, silent: &AtomicBool) -> Answers {
+        let Question { unique, mut answers, driver, handle, path } = question;
+        let Some(pod) = answers.first().map(|answer| answer.pod.clone()) else { return answers };
+        if silent.load(Ordering::Relaxed) {
+            return answers;
         }
-        let key = (answer.pod.clone(), unique);
+        let volume = unique.0.clone();
+        let key = (pod, unique);
         if !self.asked.lock().insert(key.clone()) {
-            return answer;
+            return answers;
         }
         let _asked = Asked(self, key);
         let drivers = &self.context.ports.drivers;
@@ -185,21 +190,23 @@ impl Statistics {
         match tokio::time::timeout(PATIENCE, call).await {
             Ok(Ok(None)) => {}
             Ok(Ok(Some((usage, condition)))) => {
-                answer.usage = Some(usage);
-                answer.abnormal = condition.as_ref().map(|condition| condition.abnormal);
-                if let Some(condition) = condition.filter(|condition| condition.abnormal) {
-                    self.say_abnormal(&answer, &condition.message);
+                for answer in &mut answers {
+                    answer.usage = Some(usage);
+                    answer.abnormal = condition.as_ref().map(|condition| condition.abnormal);
+                    if let Some(condition) = condition.as_ref().filter(|condition| condition.abnormal) {
+                        self.say_abnormal(answer, &condition.message);
+                    }
                 }
             }
             Ok(Err(error)) => {
-                tracing::debug!(driver, volume = answer.volume, %error, "no statistics of a volume");
+                tracing::debug!(driver, volume, %error, "no statistics of a volume");
             }
             Err(_) => {
                 silent.store(true, Ordering::Relaxed);
-                tracing::debug!(driver, volume = answer.volume, "the driver tells no statistics in time");
+                tracing::debug!(driver, volume, "the driver tells no statistics in time");
             }
         }
-        answer
+        answers
     }
 }
 
@@ -210,6 +217,41 @@ impl Statistics {
         let message = format!("Volume {}: {message}", answer.volume);
         self.context.event(&pod, EventType::Warning, "VolumeConditionAbnormal", message);
     }
+}
+
+/// `None`: nobody knows, or the node's own disk (hostPath) has figures of its own.
+fn measure(spec: &VolumeSpec, there: &Published, pod: &PodUid) -> Option<Measure> {
+    match &spec.source {
+        Source::Csi(source) => {
+            let path = asked_path(there, spec.block, pod)?;
+            Some(Measure::Driver { driver: source.driver.clone(), handle: source.handle.clone(), path })
+        }
+        Source::Local { .. } | Source::Nfs { .. } | Source::Fc(_) | Source::Iscsi(_) if spec.block => {
+            block_devices::bound(spec, pod).map(Measure::Device)
+        }
+        Source::Local { .. } | Source::Nfs { .. } | Source::Fc(_) | Source::Iscsi(_) => {
+            Some(Measure::Folder(there.host_path.clone()))
+        }
+        Source::Flex(source) => source.can.measure.then(|| Measure::Folder(there.host_path.clone())),
+        Source::HostPath { .. } => None,
+    }
+}
+
+/// Block volumes with the sizes of their devices, which are looked for all at once, and only if there are such volumes.
+fn of_devices(volumes: Vec<(Answers, PathBuf)>) -> BoxStream<'static, VolumeUsage> {
+    if volumes.is_empty() {
+        return stream::empty().boxed();
+    }
+    let sized = async move {
+        let held = tokio::task::spawn_blocking(HeldDevices::read).await.unwrap_or_default();
+        let sized = move |(answers, bound): (Answers, PathBuf)| {
+            let capacity = held.bytes(&bound);
+            let usage = capacity.is_some().then(|| Usage { capacity, ..Usage::default() });
+            answers.into_iter().map(move |answer| VolumeUsage { usage, ..answer })
+        };
+        stream::iter(volumes.into_iter().flat_map(sized))
+    };
+    stream::once(sized).flatten().boxed()
 }
 
 /// What the driver is told: where it published the volume; of a block volume the device in the volume's map.
@@ -253,6 +295,7 @@ fn usage(told: &[csi::VolumeUsage]) -> Usage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::{FcSource, FlexCan, FlexSource, IscsiSource};
 
     #[test]
     fn units_are_told_apart() {
@@ -279,18 +322,71 @@ mod tests {
         assert_eq!((condition(false, Some(ill)), condition(false, None)), (None, None));
     }
 
-    #[test]
-    fn a_block_volume_is_asked_for_by_its_map() {
-        let pod = PodUid::parse("4bb0ec72-4ebc-4585-a543-8b341daf7e02").unwrap();
-        let there = |target: &str| Published {
+    fn there(target: &str) -> Published {
+        Published {
             presence: Presence::Yes,
             spec_name: String::new(),
-            host_path: String::new(),
+            host_path: "/r/pods/p/volumes/x/pv".into(),
             target_path: target.to_owned(),
             unreadable: false,
             relabel: false,
             found: false,
+        }
+    }
+
+    #[test]
+    fn who_knows_a_volume_s_figures() {
+        let pod = PodUid::parse("p").unwrap();
+        let local = Source::Local { path: "/dev/sdb".into(), fs_type: String::new() };
+        let nfs = Source::Nfs { server: "s".into(), path: "/".into() };
+        let host_path = Source::HostPath { path: "/".into(), kind: String::new() };
+        let flex = |measure| {
+            let can = FlexCan { measure, ..FlexCan::default() };
+            Source::Flex(FlexSource { can, ..FlexSource::default() })
         };
+        let (folder, device) = (Some("folder"), Some("device"));
+        for (source, of_files, of_block) in [
+            (local, folder, device),
+            (Source::Iscsi(IscsiSource::default()), folder, device),
+            (Source::Fc(FcSource::default()), folder, None),
+            (nfs, folder, None),
+            (flex(true), folder, folder),
+            (flex(false), None, None),
+            (host_path, None, None),
+        ] {
+            let of = |block: bool| {
+                let spec = VolumeSpec { block, ..VolumeSpec::inline("pv".into(), source.clone()) };
+                measure(&spec, &there(""), &pod)
+            };
+            let name = |measure: Option<Measure>| {
+                measure.map(|measure| match measure {
+                    Measure::Driver { .. } => "driver",
+                    Measure::Folder(_) => "folder",
+                    Measure::Device(_) => "device",
+                })
+            };
+            assert_eq!((name(of(false)), name(of(true))), (of_files, of_block), "{source:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_block_volume_without_a_device_has_no_figures() {
+        let answer = VolumeUsage {
+            pod: PodUid::parse("p").unwrap(),
+            volume: "raw".into(),
+            claim: None,
+            usage: None,
+            folder: String::new(),
+            abnormal: None,
+        };
+        let told: Vec<VolumeUsage> =
+            of_devices(vec![(vec![answer.clone()], "plugins/nowhere/p".into())]).collect().await;
+        assert_eq!(told, [answer]);
+    }
+
+    #[test]
+    fn a_block_volume_is_asked_for_by_its_map() {
+        let pod = PodUid::parse("4bb0ec72-4ebc-4585-a543-8b341daf7e02").unwrap();
         let mount = there("/r/pods/p/volumes/kubernetes.io~csi/pvc-1/mount");
         assert_eq!(asked_path(&mount, false, &pod), Some(mount.target_path.clone().into()));
         let block =

@@ -51,7 +51,7 @@ impl Mount<'_> {
         let _place = self.context.place(&source.driver).await;
         let (phase, act) = if source.ephemeral { (Phase::SetUp, Act::Publish) } else { (Phase::Device, Act::Stage) };
         let can = self.context.ports.drivers.capabilities(&source.driver, source.migrated).await;
-        let can = can.map_err(|error| Failure::act(phase, &error, act, self.spec.block))?;
+        let can = can.map_err(|error| Failure::capabilities(phase, &error, act, self.spec.block))?;
         // Before the stage, which upstream makes in vain.
         facts.check_lifecycle(&source.driver, source.ephemeral).map_err(|why| {
             let text = format!("kubernetes.io/csi: mounter.SetupAt failed to check volume lifecycle mode: {why}");

@@ -35,6 +35,23 @@ impl Act {
             (Act::Stage | Act::Publish, _) => None,
         }
     }
+
+    /// Where the driver was asked what it can do, and has answered an error. None: it is said as it is.
+    pub fn unable(self, block: bool) -> Option<&'static str> {
+        match (self, block) {
+            (Act::Stage, false) | (Act::Unpublish, _) => None,
+            (Act::Stage, true) => {
+                Some("blockMapper.stageVolumeForBlock failed to check STAGE_UNSTAGE_VOLUME capability")
+            }
+            (Act::Publish, _) => {
+                Some("mounter.SetUpAt failed to determine if the node service has VOLUME_MOUNT_GROUP capability")
+            }
+            (Act::Unstage, false) => Some("attacher.UnmountDevice failed to check whether STAGE_UNSTAGE_VOLUME set"),
+            (Act::Unstage, true) => {
+                Some("blockMapper.unstageVolumeForBlock failed to check STAGE_UNSTAGE_VOLUME capability")
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -63,5 +80,29 @@ mod tests {
         let unstaged = "blockMapper.unstageVolumeForBlock failed";
         let refused = [Act::Stage, Act::Publish, Act::Unpublish, Act::Unstage].map(|act| act.refused(true));
         assert_eq!(refused, [None, None, Some(unpublished), Some(unstaged)]);
+    }
+
+    #[test]
+    fn what_a_driver_cannot_say() {
+        let check = "failed to check STAGE_UNSTAGE_VOLUME capability";
+        for (act, block, expected) in [
+            (Act::Stage, false, None),
+            (Act::Stage, true, Some(format!("blockMapper.stageVolumeForBlock {check}"))),
+            (
+                Act::Publish,
+                false,
+                Some(
+                    "mounter.SetUpAt failed to determine if the node service has VOLUME_MOUNT_GROUP capability".into(),
+                ),
+            ),
+            (
+                Act::Unstage,
+                false,
+                Some("attacher.UnmountDevice failed to check whether STAGE_UNSTAGE_VOLUME set".into()),
+            ),
+            (Act::Unstage, true, Some(format!("blockMapper.unstageVolumeForBlock {check}"))),
+        ] {
+            assert_eq!(act.unable(block), expected.as_deref(), "{act:?}, block: {block}");
+        }
     }
 }

@@ -131,6 +131,16 @@ fn is_infeasible(code: Option<Code>) -> bool {
     matches!(code, Some(Code::InvalidArgument | Code::OutOfRange | Code::NotFound))
 }
 
+/// The claim's status of its resizing, after a failure that it is told.
+fn after_failure(hopeless: bool, writes: Writes) -> &'static str {
+    match (hopeless, writes) {
+        (true, _) => INFEASIBLE,
+        // Another node has done its part: nothing is in progress.
+        (false, Writes::Nothing) => "",
+        (false, Writes::All | Writes::Capacity) => IN_PROGRESS,
+    }
+}
+
 /// When it is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moment {
@@ -350,21 +360,22 @@ impl Expand<'_> {
         Failure { text: error.to_string(), ..Failure::call(self.phase(), error, "") }
     }
 
-    /// What the driver refuses for good goes into the claim's status, and what is in use does not keep the pod from its volume.
+    /// What the driver has answered goes into the claim's status, doubtful or not, as upstream's expander.go hides the doubt from
+    /// node_expander.go; and what is in use does not keep the pod from its volume.
     async fn failed(&self, failure: Failure, says: &ClaimSays, to: &Size, writes: Writes) -> Result<(), Failure> {
         if failure.away {
             return Err(failure);
         }
-        let failed_before = self.note(|known| std::mem::replace(&mut known.expansion_failed, true)).unwrap_or_default();
-        if writes != Writes::Capacity && failure.outcome != Outcome::Uncertain {
+        if writes != Writes::Capacity {
+            let failed_before = self.note(|known| std::mem::replace(&mut known.expansion_failed, true));
             // Somebody wants another size by now, and this one fails: the controller is to have its turn.
-            let overtaken = failed_before && says.wanted != to.bytes;
+            let overtaken = failed_before.unwrap_or_default() && says.wanted != to.bytes;
             let hopeless = is_infeasible(failure.code) || overtaken;
             if hopeless {
                 self.note(|known| known.expansion = Expansion::NextSync);
             }
             let status = ClaimStatus {
-                resize_status: if hopeless { INFEASIBLE } else { IN_PROGRESS }.to_owned(),
+                resize_status: after_failure(hopeless, writes).to_owned(),
                 resize_error: format!("failed to expand pvc with {}", failure.text),
                 ..ClaimStatus::default()
             };
@@ -439,6 +450,14 @@ mod tests {
                 other => other,
             };
             assert_eq!(next(&shared, &size(2)), expected, "{shared:?}");
+        }
+        for (hopeless, writes, expected) in [
+            (false, Writes::All, "NodeResizeInProgress"),
+            (true, Writes::All, "NodeResizeInfeasible"),
+            (false, Writes::Nothing, ""),
+            (true, Writes::Nothing, "NodeResizeInfeasible"),
+        ] {
+            assert_eq!(after_failure(hopeless, writes), expected, "{hopeless} {writes:?}");
         }
         assert!(is_infeasible(Some(Code::OutOfRange)) && !is_infeasible(Some(Code::Internal)) && !is_infeasible(None));
     }

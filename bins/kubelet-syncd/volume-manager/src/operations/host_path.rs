@@ -8,15 +8,14 @@ use super::{Failure, Phase};
 impl Mount<'_> {
     pub(super) async fn set_up_host_path(&self, path: &str, kind: &str) -> Result<(), Failure> {
         super::is_plain(&self.spec, "kubernetes.io/host-path")?;
-        let kind = api::HostPathType::from_str_name(&host_path_type(kind));
-        let Some(kind) = kind else {
-            return Err(Failure::new(Phase::SetUp, "the hostPath's type is not known"));
+        let Some(known) = api::HostPathType::from_str_name(&host_path_type(kind)) else {
+            return Err(Failure::new(Phase::SetUp, format!("{kind} is an invalid volume type")));
         };
         let request = api::CheckHostPathRequest {
             pod_uid: self.uid.to_string(),
             volume: self.spec.name.clone(),
             path: path.to_owned(),
-            r#type: kind.into(),
+            r#type: known.into(),
         };
         self.one_of_its_pods()?;
         let reply = self.context.ports.verbs.check_host_path(request).await;

@@ -109,7 +109,6 @@ pub struct Failure {
     pub text: String,
     /// kubelet-volnetd or the API server is away: nothing has failed, and nobody is told.
     pub away: bool,
-    pub outcome: Outcome,
     /// The driver's code, where it has answered one.
     pub code: Option<Code>,
     /// A device holds another file system than its volume says.
@@ -118,23 +117,31 @@ pub struct Failure {
 
 impl Failure {
     pub fn new(phase: Phase, text: impl Into<String>) -> Self {
-        Failure { phase, text: text.into(), away: false, outcome: Outcome::NotCalled, code: None, mismatch: false }
+        Failure { phase, text: text.into(), away: false, code: None, mismatch: false }
     }
 
     /// `what`: upstream's prefix for what could not even be begun.
     pub fn call(phase: Phase, error: &CsiError, what: &str) -> Self {
-        let outcome = error.outcome();
-        let text = match outcome {
+        let text = match error.outcome() {
             Outcome::NotCalled => format!("kubernetes.io/csi: {what}: {error}"),
             Outcome::Uncertain | Outcome::Failed => error.to_string(),
         };
-        Failure { phase, text, away: false, outcome, code: error.code(), mismatch: false }
+        Failure { phase, text, away: false, code: error.code(), mismatch: false }
     }
 
     /// The same with the words of what was to be done with a volume.
     pub fn act(phase: Phase, error: &CsiError, act: Act, block: bool) -> Self {
-        let failure = Failure::call(phase, error, act.no_client(block));
-        match act.refused(block).filter(|_| failure.code.is_some()) {
+        Failure::answered(phase, error, act.no_client(block), act.refused(block))
+    }
+
+    /// The same of a driver that does not say what it can do.
+    pub fn capabilities(phase: Phase, error: &CsiError, act: Act, block: bool) -> Self {
+        Failure::answered(phase, error, act.no_client(block), act.unable(block))
+    }
+
+    fn answered(phase: Phase, error: &CsiError, no_client: &str, answered: Option<&str>) -> Self {
+        let failure = Failure::call(phase, error, no_client);
+        match answered.filter(|_| failure.code.is_some()) {
             Some(what) => Failure { text: format!("kubernetes.io/csi: {what}: {error}"), ..failure },
             None => failure,
         }
@@ -145,12 +152,12 @@ impl Failure {
             VolnetdError::Refused { source, .. } => source.message().to_owned(),
             other => other.to_string(),
         };
-        Failure { phase, text, away: error.is_transient(), outcome: Outcome::NotCalled, code: None, mismatch: false }
+        Failure { phase, text, away: error.is_transient(), code: None, mismatch: false }
     }
 
     pub fn object(phase: Phase, text: String, error: &ObjectError) -> Self {
         let away = matches!(error, ObjectError::Away(_));
-        Failure { phase, text, away, outcome: Outcome::NotCalled, code: None, mismatch: false }
+        Failure { phase, text, away, code: None, mismatch: false }
     }
 
     /// As events say it.

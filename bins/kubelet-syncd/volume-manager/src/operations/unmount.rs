@@ -99,14 +99,15 @@ pub async fn unstage(context: &Context, name: &UniqueName) -> Result<(), Failure
         Ok(api::EndStageRequest { device: Some(device.clone()), guard, folder: String::new() })
     };
     let _place = context.place(&device.driver).await;
-    let called = |error| Failure::act(phase, &error, Act::Unstage, device.block);
-    let can = context.ports.drivers.capabilities(&device.driver, false).await.map_err(called)?;
+    let can = context.ports.drivers.capabilities(&device.driver, false).await;
+    let can = can.map_err(|error| Failure::capabilities(phase, &error, Act::Unstage, device.block))?;
     let begin = request("begin_unstage").map_err(failed)?;
     verbs.begin_unstage(begin).await.map_err(failed)?;
     note(context, name, |volume| volume.staged = Presence::Uncertain);
     if can.stage {
         let call = v1::NodeUnstageVolumeRequest { volume_id: device.volume_handle.clone(), staging_target_path };
-        context.ports.drivers.unstage(&device.driver, call).await.map_err(called)?;
+        let called = context.ports.drivers.unstage(&device.driver, call).await;
+        called.map_err(|error| Failure::act(phase, &error, Act::Unstage, device.block))?;
     }
     let end = request("end_stage").map_err(failed)?;
     verbs.end_stage(end).await.map_err(failed)?;

@@ -22,6 +22,10 @@ const VSPHERE: &str = "csi.vsphere.vmware.com";
 
 /// What the driver is to find out of the node's.
 const UNSPECIFIED: &str = "UNSPECIFIED";
+/// The one kind of an Azure disk.
+const MANAGED: &str = "Managed";
+/// Annotations of a Portworx volume's PersistentVolume: the secret of its driver's calls.
+const AUTH_SECRET: [&str; 2] = ["openstorage.io/auth-secret-namespace", "openstorage.io/auth-secret-name"];
 /// Of an Azure file share's PersistentVolume.
 const RESOURCE_GROUP: &str = "kubernetes.io/azure-file-resource-group";
 /// Zones in a label of a PersistentVolume stand between these.
@@ -46,7 +50,8 @@ fn source_of(volume: &PersistentVolume, spec: &PersistentVolumeSpec) -> Option<R
         return Some(aws(&disk.volume_id, disk.fs_type.as_deref(), disk.partition));
     }
     if let Some(disk) = &spec.azure_disk {
-        return Some(Ok(azure_disk(disk)));
+        // An empty mode is told, too.
+        return Some(azure_disk(disk, disk.caching_mode.as_deref()));
     }
     if let Some(share) = &spec.azure_file {
         return Some(azure_file_of_claim(volume, spec, share));
@@ -60,7 +65,8 @@ fn source_of(volume: &PersistentVolume, spec: &PersistentVolumeSpec) -> Option<R
         return Some(handle.map(|handle| gce(handle, disk.fs_type.as_deref(), disk.partition)));
     }
     if let Some(disk) = &spec.portworx_volume {
-        return Some(Ok(source(PORTWORX, disk.volume_id.clone(), disk.fs_type.as_deref(), [])));
+        let found = source(PORTWORX, disk.volume_id.clone(), disk.fs_type.as_deref(), []);
+        return Some(Ok(with_auth_secret(volume, found)));
     }
     let disk = spec.vsphere_volume.as_ref()?;
     Some(Ok(vsphere(&disk.volume_path, disk.fs_type.as_deref(), disk.storage_policy_name.as_deref())))
@@ -69,28 +75,32 @@ fn source_of(volume: &PersistentVolume, spec: &PersistentVolumeSpec) -> Option<R
 /// A volume of a pod; `None`: it is of no such kind.
 pub fn inline(pod: &Pod, volume: &Volume) -> Option<Result<VolumeSpec, String>> {
     let namespace = pod.metadata.namespace.as_deref().filter(|name| !name.is_empty()).unwrap_or("default");
-    let (id, mode, source) = if let Some(disk) = &volume.aws_elastic_block_store {
+    let of_driver = |driver: &str, id: &str| format!("{driver}-{id}");
+    let (name, mode, source) = if let Some(disk) = &volume.aws_elastic_block_store {
         let source = aws(&disk.volume_id, disk.fs_type.as_deref(), disk.partition);
-        (source.as_ref().map(|source| source.handle.clone()).unwrap_or_default(), "ReadWriteOnce", source)
+        let handle = source.as_ref().map_or("", |source| &source.handle);
+        (of_driver(AWS_EBS, handle), "ReadWriteOnce", source)
     } else if let Some(disk) = &volume.azure_disk {
-        (disk.disk_name.clone(), "ReadWriteOnce", Ok(azure_disk(disk)))
+        let caching = disk.caching_mode.as_deref().filter(|mode| !mode.is_empty());
+        (disk.disk_uri.clone(), "ReadWriteOnce", azure_disk(disk, caching))
     } else if let Some(share) = &volume.azure_file {
-        let (share, secret) = (&share.share_name, &share.secret_name);
-        (share.clone(), "ReadWriteMany", Ok(azure_file("", secret, share, &volume.name, namespace)))
+        // One share's name may be that of several accounts.
+        let source = azure_file("", &share.secret_name, &share.share_name, &volume.name, namespace);
+        (source.handle.clone(), "ReadWriteMany", Ok(source))
     } else if let Some(disk) = &volume.cinder {
         let source = source(CINDER, disk.volume_id.clone(), disk.fs_type.as_deref(), []);
-        (disk.volume_id.clone(), "ReadWriteOnce", Ok(source))
+        (of_driver(CINDER, &disk.volume_id), "ReadWriteOnce", Ok(source))
     } else if let Some(disk) = &volume.gce_persistent_disk {
         let handle = format!("projects/{UNSPECIFIED}/zones/{UNSPECIFIED}/disks/{}", disk.pd_name);
         let mode = if disk.read_only == Some(true) { "ReadOnlyMany" } else { "ReadWriteOnce" };
-        (disk.pd_name.clone(), mode, Ok(gce(handle, disk.fs_type.as_deref(), disk.partition)))
+        (of_driver(GCE_PD, &disk.pd_name), mode, Ok(gce(handle, disk.fs_type.as_deref(), disk.partition)))
     } else if let Some(disk) = &volume.portworx_volume {
         let mode = if disk.read_only == Some(true) { "ReadOnlyMany" } else { "ReadWriteOnce" };
         let source = source(PORTWORX, disk.volume_id.clone(), disk.fs_type.as_deref(), []);
-        (disk.volume_id.clone(), mode, Ok(source))
+        (of_driver(PORTWORX, &disk.volume_id), mode, Ok(source))
     } else if let Some(disk) = &volume.vsphere_volume {
         let source = vsphere(&disk.volume_path, disk.fs_type.as_deref(), disk.storage_policy_name.as_deref());
-        (disk.volume_path.clone(), "ReadWriteOnce", Ok(source))
+        (of_driver(VSPHERE, &disk.volume_path), "ReadWriteOnce", Ok(source))
     } else {
         return None;
     };
@@ -98,15 +108,14 @@ pub fn inline(pod: &Pod, volume: &Volume) -> Option<Result<VolumeSpec, String>> 
         Ok(source) => source,
         Err(why) => return Some(Err(format!("failed to translate in-tree pv to CSI: {why}"))),
     };
-    let name = folder(&source.driver, &id);
+    let name = folder(&source.driver, name);
     Some(Ok(VolumeSpec { access_modes: vec![mode.to_owned()], ..VolumeSpec::inline(name, Source::Csi(source)) }))
 }
 
-/// The name of an inline volume's folders: the driver's and the volume's. One that is no PersistentVolume's name (a path of a
-/// datastore, a disk's in capitals) stands there by its digest, as folders have names of that kind alone.
-fn folder(driver: &str, id: &str) -> String {
-    let name = format!("{driver}-{id}");
-    if VolumeName::parse(&name).is_ok() { name } else { format!("{driver}-{}", crate::names::hex_digest(&[id])) }
+/// The name of an inline volume's folders: upstream's name of its PersistentVolume. One that is no such name (a path of a datastore, a
+/// disk's URI, a share's handle) stands there by its digest, as folders have names of that kind alone.
+fn folder(driver: &str, name: String) -> String {
+    if VolumeName::parse(&name).is_ok() { name } else { format!("{driver}-{}", crate::names::hex_digest(&[&name])) }
 }
 
 fn source<const N: usize>(
@@ -145,14 +154,15 @@ fn aws(id: &str, fs_type: Option<&str>, partition: Option<i32>) -> Result<CsiSou
     Ok(source(AWS_EBS, handle.to_owned(), fs_type, [("partition", partition.unwrap_or(0).to_string())]))
 }
 
-fn azure_disk(disk: &AzureDiskVolumeSource) -> CsiSource {
-    let kind = disk.kind.clone().unwrap_or_else(|| "Managed".to_owned());
-    let fixed = [("kind", kind), ("csi-migration", "true".to_owned())];
-    let mut found = source(AZURE_DISK, disk.disk_uri.clone(), disk.fs_type.as_deref(), fixed);
-    let optional =
-        [("cachingMode", disk.caching_mode.clone().filter(|mode| !mode.is_empty())), ("fsType", disk.fs_type.clone())];
-    found.attributes.extend(optional.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))));
-    found
+fn azure_disk(disk: &AzureDiskVolumeSource, caching_mode: Option<&str>) -> Result<CsiSource, String> {
+    if let Some(kind) = disk.kind.as_deref().filter(|kind| !kind.eq_ignore_ascii_case(MANAGED)) {
+        return Err(format!("kind({kind}) is not supported in csi migration"));
+    }
+    let kind = [("kind", MANAGED.to_owned())];
+    let mut found = source(AZURE_DISK, disk.disk_uri.clone(), disk.fs_type.as_deref(), kind);
+    let optional = [("cachingmode", caching_mode), ("fstype", disk.fs_type.as_deref())];
+    found.attributes.extend(optional.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?.to_owned()))));
+    Ok(found)
 }
 
 fn azure_file(group: &str, secret: &str, share: &str, volume: &str, namespace: &str) -> CsiSource {
@@ -228,6 +238,14 @@ fn gce_modes(modes: Vec<String>) -> Vec<String> {
     }
     let read_only = modes.iter().all(|mode| mode == "ReadOnlyMany");
     vec![if read_only { "ReadOnlyMany" } else { "ReadWriteOnce" }.to_owned()]
+}
+
+/// The secret of all calls on the node, where the PersistentVolume names one by both annotations.
+fn with_auth_secret(volume: &PersistentVolume, source: CsiSource) -> CsiSource {
+    let annotation = |key: &str| volume.metadata.annotations.as_ref()?.get(key).cloned();
+    let [Some(namespace), Some(name)] = AUTH_SECRET.map(annotation) else { return source };
+    let secret = Some(ObjectRef { namespace, name });
+    CsiSource { stage_secret: secret.clone(), publish_secret: secret.clone(), expand_secret: secret, ..source }
 }
 
 fn vsphere(path: &str, fs_type: Option<&str>, policy: Option<&str>) -> CsiSource {

@@ -3,9 +3,12 @@ use serde_json::{Value, json};
 use super::*;
 use kubelet_model::pod::spec::is_migrated;
 
+fn secret(reference: Option<&ObjectRef>) -> Option<String> {
+    reference.map(|secret| format!("{}/{}", secret.namespace, secret.name))
+}
+
 fn shown(source: &CsiSource) -> Value {
-    let secret = source.stage_secret.as_ref().map(|secret| format!("{}/{}", secret.namespace, secret.name));
-    json!([source.driver, source.handle, source.fs_type, source.attributes, secret])
+    json!([source.driver, source.handle, source.fs_type, source.attributes, secret(source.stage_secret.as_ref())])
 }
 
 fn of_volume(kind: &str, fields: Value, metadata: Value) -> Result<(Value, Vec<String>), String> {
@@ -40,14 +43,19 @@ fn persistent_volumes() {
             "azureDisk",
             json!({"diskName": "d", "diskURI": azure}),
             none.clone(),
-            json!(["disk.csi.azure.com", azure, "", {"kind": "Managed", "csi-migration": "true"}, null]),
+            json!(["disk.csi.azure.com", azure, "", {"kind": "Managed"}, null]),
         ),
         (
             "azureDisk",
-            json!({"diskName": "d", "diskURI": "u", "kind": "Dedicated", "cachingMode": "None", "fsType": "ext4"}),
+            json!({"diskName": "d", "diskURI": "u", "kind": "managed", "cachingMode": "ReadOnly", "fsType": "ext4"}),
             none.clone(),
-            json!(["disk.csi.azure.com", "u", "ext4",
-                {"kind": "Dedicated", "csi-migration": "true", "cachingMode": "None", "fsType": "ext4"}, null]),
+            json!(["disk.csi.azure.com", "u", "ext4", {"kind": "Managed", "cachingmode": "ReadOnly", "fstype": "ext4"}, null]),
+        ),
+        (
+            "azureDisk",
+            json!({"diskName": "d", "diskURI": "u", "cachingMode": ""}),
+            none.clone(),
+            json!(["disk.csi.azure.com", "u", "", {"kind": "Managed", "cachingmode": ""}, null]),
         ),
         (
             "azureFile",
@@ -119,6 +127,12 @@ fn what_cannot_be_translated() {
             "failed to translate in-tree pv to CSI: failed to get region from zones: multiple or no regions gotten from zones, got: [eu-a us-a]",
         ),
         (
+            "azureDisk",
+            json!({"diskName": "d", "diskURI": "u", "kind": "Dedicated"}),
+            json!({}),
+            "failed to translate in-tree pv to CSI: kind(Dedicated) is not supported in csi migration",
+        ),
+        (
             "azureFile",
             json!({"shareName": "s", "secretName": "x", "secretNamespace": ""}),
             json!({}),
@@ -126,6 +140,26 @@ fn what_cannot_be_translated() {
         ),
     ] {
         assert_eq!(of_volume(kind, fields, metadata).unwrap_err(), expected);
+    }
+}
+
+/// Upstream's TestTranslatePortworxInTreePVToCSI: one of the two annotations names nothing.
+#[test]
+fn the_secret_of_a_portworx_volume() {
+    let (namespace, name) = ("openstorage.io/auth-secret-namespace", "openstorage.io/auth-secret-name");
+    for (annotations, expected) in [
+        (json!({namespace: "n", name: "s"}), Some("n/s")),
+        (json!({namespace: "n"}), None),
+        (json!({name: "s"}), None),
+        (json!(null), None),
+    ] {
+        let volume = json!({"metadata": {"name": "pv", "annotations": annotations},
+            "spec": {"portworxVolume": {"volumeID": "id"}}});
+        let volume: PersistentVolume = serde_json::from_value(volume).unwrap();
+        let (source, _) = persistent(&volume).unwrap().unwrap();
+        for found in [&source.stage_secret, &source.publish_secret, &source.expand_secret] {
+            assert_eq!(secret(found.as_ref()).as_deref(), expected, "{annotations}");
+        }
     }
 }
 
@@ -155,13 +189,7 @@ fn volumes_of_pods() {
             "vol-1",
             "ReadWriteOnce",
         ),
-        (json!({"azureDisk": {"diskName": "d", "diskURI": "u"}}), "disk.csi.azure.com-d", "u", "ReadWriteOnce"),
-        (
-            json!({"azureFile": {"shareName": "s", "secretName": "x"}}),
-            "file.csi.azure.com-s",
-            "#x#s#data#ns",
-            "ReadWriteMany",
-        ),
+        (json!({"azureDisk": {"diskName": "d", "diskURI": "u"}}), "u", "u", "ReadWriteOnce"),
         (json!({"cinder": {"volumeID": "id"}}), "cinder.csi.openstack.org-id", "id", "ReadWriteOnce"),
         (
             json!({"gcePersistentDisk": {"pdName": "d", "readOnly": true}}),
@@ -176,10 +204,25 @@ fn volumes_of_pods() {
         assert_eq!(spec.csi().unwrap().handle, handle);
         assert_eq!(spec.unique_name("u").0, format!("kubernetes.io/csi/{}^{handle}", spec.csi().unwrap().driver));
     }
-    // A path is no folder's name.
-    let spec = of(json!({"vsphereVolume": {"volumePath": "[ds] a/b.vmdk"}}));
-    assert_eq!(spec.csi().unwrap().handle, "[ds] a/b.vmdk");
-    assert!(VolumeName::parse(&spec.name).is_ok() && spec.name.starts_with("csi.vsphere.vmware.com-"), "{}", spec.name);
+    // None of these is a folder's name.
+    for (source, driver, handle) in [
+        (json!({"vsphereVolume": {"volumePath": "[ds] a/b.vmdk"}}), "csi.vsphere.vmware.com", "[ds] a/b.vmdk"),
+        (json!({"azureDisk": {"diskName": "d", "diskURI": "/s/D"}}), "disk.csi.azure.com", "/s/D"),
+        (json!({"azureFile": {"shareName": "s", "secretName": "x"}}), "file.csi.azure.com", "#x#s#data#ns"),
+    ] {
+        let spec = of(source);
+        assert_eq!(spec.csi().unwrap().handle, handle);
+        assert!(VolumeName::parse(&spec.name).is_ok() && spec.name.starts_with(driver), "{}", spec.name);
+    }
+    // An empty mode is told of a PersistentVolume alone.
+    let spec = of(json!({"azureDisk": {"diskName": "d", "diskURI": "u", "cachingMode": ""}}));
+    assert_eq!(spec.csi().unwrap().attributes, [("kind".to_owned(), "Managed".to_owned())].into());
+    // Two accounts may have a share of one name.
+    let of_account = |account: &str| of(json!({"azureFile": {"shareName": "s", "secretName": account}})).name;
+    assert_ne!(of_account("x"), of_account("y"));
+    let volume = json!({"name": "data", "azureDisk": {"diskName": "d", "diskURI": "u", "kind": "Shared"}});
+    let refused = inline(&pod, &serde_json::from_value(volume).unwrap()).unwrap().unwrap_err();
+    assert_eq!(refused, "failed to translate in-tree pv to CSI: kind(Shared) is not supported in csi migration");
     let plain: Volume = serde_json::from_value(json!({"name": "v", "emptyDir": {}})).unwrap();
     assert!(!is_migrated(&plain) && inline(&pod, &plain).is_none());
 }

@@ -1,5 +1,7 @@
 //! The checks on a claim and its volume, and what they make of it. Upstream's words, its order.
 
+use std::collections::BTreeSet;
+
 use bulkhead_types::Quantity;
 use k8s_openapi::api::core::v1::{
     FCVolumeSource, FlexVolumeSource, ISCSIPersistentVolumeSource, ISCSIVolumeSource, NFSVolumeSource,
@@ -16,6 +18,9 @@ use crate::spec::{Claim, CsiSource, FcSource, FlexCan, FlexSource, IscsiSource, 
 const PROTECTION: &str = "kubernetes.io/pvc-protection";
 /// Group that the pod gets beside its own.
 const GID: &str = "pv.beta.kubernetes.io/gid";
+
+/// Options of mount, before PersistentVolumes had a field for them.
+const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
 
 /// How a pod's containers use a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -146,6 +151,7 @@ pub fn persistent(
 ) -> Result<VolumeSpec, String> {
     let name = persistent.metadata.name.clone().unwrap_or_default();
     let Some(spec) = &persistent.spec else { return Err(format!("PV {name} has no spec")) };
+    let translated = migration::persistent(persistent).transpose()?;
     let mode = spec.volume_mode.as_deref().unwrap_or("Filesystem");
     if used.mounted && mode != "Filesystem" {
         return Err(format!("volume {} has volumeMode {mode}, but is specified in volumeMounts", volume.name));
@@ -155,14 +161,15 @@ pub fn persistent(
     }
     let read_only = volume.persistent_volume_claim.as_ref().and_then(|source| source.read_only) == Some(true);
     let modes = || spec.access_modes.clone().unwrap_or_default();
-    let (source, access_modes) = match migration::persistent(persistent) {
-        Some(translated) => translated.map(|(source, modes)| (Source::Csi(source), modes))?,
+    let (source, access_modes) = match translated {
+        Some((source, modes)) => (Source::Csi(source), modes),
         None => {
             let source = source_of(spec);
             let text = |why| format!("failed to get Plugin from volumeSpec for volume {name:?} err={why}");
             (source.map_err(text)?, modes())
         }
     };
+    let mount_options = mount_options(persistent, spec, &source);
     let gid = persistent.metadata.annotations.as_ref().and_then(|all| all.get(GID)?.parse::<i64>().ok());
     Ok(VolumeSpec {
         name,
@@ -170,7 +177,7 @@ pub fn persistent(
         block: mode == "Block",
         read_only,
         access_modes,
-        mount_options: mount_options(persistent, spec),
+        mount_options,
         node_affinity: spec.node_affinity.clone(),
         claim: Some(claim),
         capacity: storage(spec.capacity.as_ref()),
@@ -185,13 +192,17 @@ pub fn persistent(
     })
 }
 
-/// Those of the spec, or of the older annotation.
-fn mount_options(persistent: &PersistentVolume, spec: &PersistentVolumeSpec) -> Vec<String> {
-    let annotated = persistent.metadata.annotations.as_ref();
-    match annotated.and_then(|all| all.get("volume.beta.kubernetes.io/mount-options")) {
-        Some(text) => text.split(',').map(ToOwned::to_owned).collect(),
-        None => spec.mount_options.clone().unwrap_or_default(),
+/// As a CSI driver gets them, of either kind of PersistentVolume, those of the spec stand; the other plugins prefer the older
+/// annotation's, and join them (upstream MountOptionFromSpec and JoinMountOptions): each once, in order, and none that is empty.
+fn mount_options(persistent: &PersistentVolume, spec: &PersistentVolumeSpec, source: &Source) -> Vec<String> {
+    let of_spec = spec.mount_options.clone().unwrap_or_default();
+    if matches!(source, Source::Csi(_)) {
+        return of_spec;
     }
+    let annotation = persistent.metadata.annotations.as_ref().and_then(|all| all.get(MOUNT_OPTIONS));
+    let options = annotation.map_or(of_spec, |text| text.split(',').map(ToOwned::to_owned).collect());
+    let joined: BTreeSet<String> = options.into_iter().filter(|option| !option.is_empty()).collect();
+    joined.into_iter().collect()
 }
 
 fn storage(amounts: Option<&std::collections::BTreeMap<String, resource::Quantity>>) -> i64 {
@@ -223,7 +234,9 @@ fn source_of(spec: &PersistentVolumeSpec) -> Result<Source, String> {
     }
     if let Some(local) = &spec.local {
         let fs_type = local.fs_type.clone().unwrap_or_default();
-        return Ok(Source::Local { path: local.path.clone(), fs_type });
+        // As upstream: one without a slash in front is counted from there (MakeAbsolutePath).
+        let path = if local.path.starts_with('/') { local.path.clone() } else { format!("/{}", local.path) };
+        return Ok(Source::Local { path, fs_type });
     }
     if let Some(nfs) = &spec.nfs {
         // As upstream: read-only is what the claim's use says, and not nfs.readOnly of the PersistentVolume.

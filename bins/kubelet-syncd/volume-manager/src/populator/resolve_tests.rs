@@ -127,6 +127,19 @@ fn kinds_that_are_not_there_are_named() {
 }
 
 #[test]
+fn paths_of_local_volumes_are_absolute() {
+    let named = volume(json!({"persistentVolumeClaim": {"claimName": "c"}}));
+    for (path, wanted) in [("/mnt/d", "/mnt/d"), ("mnt/d", "/mnt/d")] {
+        let local = persistent_volume(|v| {
+            v["spec"]["csi"] = json!(null);
+            v["spec"]["local"] = json!({"path": path});
+        });
+        let spec = persistent(&named, Use { mounted: true, device: false }, kept(), &local).unwrap();
+        assert_eq!(spec.source, crate::spec::Source::Local { path: wanted.into(), fs_type: String::new() });
+    }
+}
+
+#[test]
 fn exports_of_an_nfs_server() {
     let nfs = persistent_volume(|v| {
         v["spec"]["csi"] = json!(null);
@@ -137,7 +150,7 @@ fn exports_of_an_nfs_server() {
     let spec = persistent(&named, Use { mounted: true, device: false }, kept(), &nfs).unwrap();
     assert_eq!(spec.source, crate::spec::Source::Nfs { server: "s".into(), path: "/p".into() });
     assert!(!spec.read_only, "upstream goes by the claim's use");
-    assert_eq!(spec.mount_options, ["vers=3", "nolock"]);
+    assert_eq!(spec.mount_options, ["nolock", "vers=3"]);
     assert_eq!(
         (spec.plugin().as_str(), spec.unique_name("u").0.as_str()),
         ("kubernetes.io/nfs", "kubernetes.io/nfs/u-pv")
@@ -146,6 +159,39 @@ fn exports_of_an_nfs_server() {
     let spec = inline_nfs(&inline, inline.nfs.as_ref().unwrap());
     assert!(spec.read_only && spec.claim.is_none());
     assert_eq!(spec.unique_name("u").0, "kubernetes.io/nfs/u-data");
+}
+
+/// A driver gets what the spec says, and the other plugins what the older annotation says.
+#[test]
+fn whose_options_a_mount_has() {
+    let options = json!(["vers=3", "nolock", "", "nolock"]);
+    let nfs = json!({"server": "s", "path": "/p"});
+    let of = |kind: &str, source: &Value, annotation: Option<&str>| {
+        let volume = persistent_volume(|v| {
+            v["spec"]["csi"] = json!(null);
+            v["spec"][kind] = source.clone();
+            v["spec"]["mountOptions"] = options.clone();
+            v["metadata"]["annotations"] =
+                annotation.map_or(json!(null), |text| json!({"volume.beta.kubernetes.io/mount-options": text}));
+        });
+        let named = self::volume(json!({"persistentVolumeClaim": {"claimName": "c"}}));
+        persistent(&named, Use { mounted: true, device: false }, kept(), &volume).unwrap().mount_options
+    };
+    let of_spec = ["vers=3", "nolock", "", "nolock"];
+    for (kind, source) in [
+        ("csi", json!({"driver": "d", "volumeHandle": "h"})),
+        ("gcePersistentDisk", json!({"pdName": "d"})),
+        ("cinder", json!({"volumeID": "id"})),
+    ] {
+        for annotation in [None, Some("noatime"), Some("")] {
+            assert_eq!(of(kind, &source, annotation), of_spec, "{kind} {annotation:?}");
+        }
+    }
+    for (annotation, expected) in
+        [(None, &["nolock", "vers=3"][..]), (Some("soft,,hard,soft"), &["hard", "soft"]), (Some(""), &[])]
+    {
+        assert_eq!(of("nfs", &nfs, annotation), expected, "{annotation:?}");
+    }
 }
 
 #[test]
