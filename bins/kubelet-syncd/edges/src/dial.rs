@@ -7,21 +7,25 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bulkhead_types::later;
+use futures_util::future::{Either, select};
 use futures_util::task::AtomicWaker;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::resolver::{self, Resolver};
+
+/// How long the addresses of a host's first family are tried alone (Go's `net.Dialer.FallbackDelay`).
+const FALLBACK_DELAY: Duration = Duration::from_millis(300);
 
 /// A socket that is connected, or is about to be.
 struct Begun {
@@ -126,7 +130,35 @@ async fn reach_by(resolver: &Resolver, host: &str, port: u16, asker: &str, timeo
     }
 }
 
+/// To the first address that can be had: the addresses of the first one's family one after the other, and those of the other family
+/// beside them after [`FALLBACK_DELAY`], or as soon as the first family has failed (Go's `net.Dialer`, RFC 6555). Where both fail it is
+/// the first family's failure that counts.
 async fn each<T>(addresses: &[SocketAddr], connect: impl AsyncFn(SocketAddr) -> io::Result<T>) -> Result<T, String> {
+    let Some(first) = addresses.first() else { return Err("dial tcp: missing address".to_owned()) };
+    let (primaries, fallbacks): (Vec<SocketAddr>, Vec<SocketAddr>) =
+        addresses.iter().copied().partition(|address| address.is_ipv4() == first.is_ipv4());
+    let mut primary = pin!(in_turn(&primaries, &connect));
+    if fallbacks.is_empty() {
+        return primary.await;
+    }
+    let fallback = in_turn(&fallbacks, &connect);
+    match timeout(FALLBACK_DELAY, primary.as_mut()).await {
+        Ok(Ok(stream)) => return Ok(stream),
+        Ok(Err(error)) => return fallback.await.map_err(|_| error),
+        Err(_) => {}
+    }
+    match select(primary, pin!(fallback)).await {
+        Either::Left((Ok(stream), _)) | Either::Right((Ok(stream), _)) => Ok(stream),
+        Either::Left((Err(error), fallback)) => fallback.await.map_err(|_| error),
+        Either::Right((Err(_), primary)) => primary.await,
+    }
+}
+
+/// One after the other; of failures the first counts.
+async fn in_turn<T>(
+    addresses: &[SocketAddr],
+    connect: &impl AsyncFn(SocketAddr) -> io::Result<T>,
+) -> Result<T, String> {
     let mut first = None;
     for to in addresses {
         match connect(*to).await {
@@ -136,7 +168,7 @@ async fn each<T>(addresses: &[SocketAddr], connect: impl AsyncFn(SocketAddr) -> 
             }
         }
     }
-    Err(first.unwrap_or_else(|| "dial tcp: missing address".to_owned()))
+    Err(first.unwrap_or_default())
 }
 
 /// `host:port`, with brackets around what has colons (Go's `net.JoinHostPort`).
@@ -285,6 +317,47 @@ mod tests {
         assert_eq!(reach_by(&resolver, "known", port, "another", SECOND).await, Ok(()));
         let none = reach_by(&resolver, "none", port, "another", SECOND).await;
         assert_eq!(none, Err("dial tcp: lookup none: no such host".to_owned()));
+    }
+
+    /// Which address is connected to, or why none is, and after how many milliseconds. Each address does its own thing, by its last
+    /// number: 0 says nothing, 1 refuses, 2 takes the connection at once, 3 after 400 ms, 4 refuses after 400 ms.
+    async fn race(addresses: &[&str]) -> (Result<String, String>, u128) {
+        let addresses: Vec<SocketAddr> = addresses.iter().map(|address| address.parse().unwrap()).collect();
+        let connect = async |to: SocketAddr| {
+            let kind = to.ip().to_string().chars().last();
+            if matches!(kind, Some('3' | '4')) {
+                tokio::time::sleep(Duration::from_millis(400)).await;
+            }
+            match kind {
+                Some('0') => std::future::pending().await,
+                Some('1' | '4') => Err(Errno::CONNREFUSED.into()),
+                _ => Ok(to.to_string()),
+            }
+        };
+        let begun = Instant::now();
+        let outcome = tokio::time::timeout(Duration::from_secs(30), each(&addresses, connect)).await;
+        (outcome.unwrap_or_else(|_| Err("timeout".to_owned())), begun.elapsed().as_millis())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_other_family_is_tried_beside_the_first_after_a_while() {
+        let refused = |address: &str| Err(format!("dial tcp {address}: connect: connection refused"));
+        let table: [(&[&str], Result<String, String>, u128); 10] = [
+            (&["[fd::2]:1", "10.0.0.2:1"], Ok("[fd::2]:1".into()), 0),
+            (&["[fd::10]:1", "10.0.0.2:1"], Ok("10.0.0.2:1".into()), 300),
+            (&["10.0.0.10:1", "10.0.0.2:1", "[fd::2]:1"], Ok("[fd::2]:1".into()), 300),
+            (&["[fd::1]:1", "10.0.0.2:1"], Ok("10.0.0.2:1".into()), 0),
+            (&["[fd::1]:1", "10.0.0.2:1", "[fd::2]:1"], Ok("[fd::2]:1".into()), 0),
+            (&["[fd::3]:1", "10.0.0.10:1"], Ok("[fd::3]:1".into()), 400),
+            (&["[fd::3]:1", "10.0.0.1:1"], Ok("[fd::3]:1".into()), 400),
+            (&["[fd::4]:1", "10.0.0.3:1"], Ok("10.0.0.3:1".into()), 700),
+            (&["[fd::4]:1", "10.0.0.1:1"], refused("[fd::4]:1"), 400),
+            (&["10.0.0.1:1", "10.0.0.11:1"], refused("10.0.0.1:1"), 0),
+        ];
+        for (addresses, expected, after) in table {
+            assert_eq!(race(addresses).await, (expected, after), "{addresses:?}");
+        }
+        assert_eq!(race(&[]).await.0, Err("dial tcp: missing address".to_owned()));
     }
 
     #[tokio::test]

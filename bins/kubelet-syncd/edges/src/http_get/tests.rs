@@ -197,6 +197,13 @@ async fn tls_server(answers: Vec<Answering>) -> (Server, Arc<Mutex<Vec<Option<St
         .with_no_client_auth()
         .with_single_cert(vec![key.cert.der().clone()], secret)
         .unwrap();
+    tls_server_of(config, answers).await
+}
+
+async fn tls_server_of(
+    config: rustls::ServerConfig,
+    answers: Vec<Answering>,
+) -> (Server, Arc<Mutex<Vec<Option<String>>>>) {
     let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -227,6 +234,47 @@ async fn an_https_probe_accepts_any_certificate() {
     assert_eq!(get(&named, LONG).await.unwrap().body, b"two");
     assert_eq!(*names.lock(), [None, Some("localhost".to_owned())], "a name is sent along, an address is not");
     assert!(server.requests.lock()[0].starts_with("GET /healthz?x=1 HTTP/1.1\r\n"));
+}
+
+/// A key on P-521, which the library of this test has none of: it says what it signs with, and signs nothing.
+#[derive(Debug)]
+struct P521;
+
+impl rustls::sign::SigningKey for P521 {
+    fn choose_scheme(&self, offered: &[rustls::SignatureScheme]) -> Option<Box<dyn rustls::sign::Signer>> {
+        let signer: Box<dyn rustls::sign::Signer> = Box::new(P521);
+        offered.contains(&signer.scheme()).then_some(signer)
+    }
+
+    fn algorithm(&self) -> rustls::SignatureAlgorithm {
+        rustls::SignatureAlgorithm::ECDSA
+    }
+}
+
+impl rustls::sign::Signer for P521 {
+    fn sign(&self, _: &[u8]) -> Result<Vec<u8>, rustls::Error> {
+        Ok(vec![0x30, 0])
+    }
+
+    fn scheme(&self) -> rustls::SignatureScheme {
+        rustls::SignatureScheme::ECDSA_NISTP521_SHA512
+    }
+}
+
+#[tokio::test]
+async fn an_https_probe_of_a_server_with_a_key_on_p_521() {
+    for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+        let certificate = rcgen::generate_simple_self_signed(["whoever".to_owned()]).unwrap().cert.der().clone();
+        let key = rustls::sign::CertifiedKey::new(vec![certificate], Arc::new(P521));
+        let config = rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_protocol_versions(&[version])
+            .unwrap()
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(key)));
+        let (server, _) = tls_server_of(config, vec![ok("one")]).await;
+        let answer = get(&Get { https: true, ..request(server.port) }, LONG).await.unwrap();
+        assert_eq!(answer.body, b"one", "{version:?}");
+    }
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@
 use std::sync::{Arc, OnceLock};
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, IpAddr, Ipv4Addr, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 use tokio::net::TcpStream;
@@ -53,6 +54,14 @@ impl ServerCertVerifier for Anybody {
     }
 }
 
+/// Kinds of signatures that a server is told of: those that our library can check, and that of keys on P-521, which Go's client has too
+/// and ring has not. It need not be checked.
+fn schemes(provider: &CryptoProvider) -> Vec<SignatureScheme> {
+    let mut schemes = provider.signature_verification_algorithms.supported_schemes();
+    schemes.push(SignatureScheme::ECDSA_NISTP521_SHA512);
+    schemes
+}
+
 /// Made at the first use: most nodes have no such probe.
 fn connector() -> Result<TlsConnector, GetError> {
     static CONFIG: OnceLock<Arc<ClientConfig>> = OnceLock::new();
@@ -60,7 +69,7 @@ fn connector() -> Result<TlsConnector, GetError> {
         return Ok(TlsConnector::from(config.clone()));
     }
     let provider = rustls::crypto::ring::default_provider();
-    let schemes = provider.signature_verification_algorithms.supported_schemes();
+    let schemes = schemes(&provider);
     let builder = ClientConfig::builder_with_provider(Arc::new(provider))
         .with_safe_default_protocol_versions()
         .map_err(|error| GetError::other(format!("tls: {error}")))?;
