@@ -7,22 +7,23 @@ use bulkhead_config::eviction::{Signal, Threshold};
 /// Where images and containers' writable layers lie, as seen from the file system of the root directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Layout {
-    /// All on one.
+    /// All on that one.
     #[default]
     Single,
     /// Images and writable layers together on another one.
     ImageFs,
-    /// Images on another one, writable layers on the root directory's.
+    /// Images and writable layers on two: by its rules writable layers count as the root directory's, wherever they lie.
     Split,
 }
 
 impl Layout {
-    /// By the devices of the root directory, of images and of containers.
+    /// By the devices of the root directory, of images and of containers (upstream `pkg/kubelet/stats/provider.go` HasDedicatedImageFs,
+    /// HasDedicatedContainerFs: a writable layer that does not lie with images makes these dedicated as well).
     pub fn of(root: u64, images: u64, containers: u64) -> Self {
         match (images == root, containers == images) {
-            (true, _) => Layout::Single,
+            (true, true) => Layout::Single,
             (false, true) => Layout::ImageFs,
-            (false, false) => Layout::Split,
+            (_, false) => Layout::Split,
         }
     }
 }
@@ -115,5 +116,7 @@ mod tests {
         assert_eq!(Layout::of(1, 1, 1), Layout::Single);
         assert_eq!(Layout::of(1, 2, 2), Layout::ImageFs);
         assert_eq!(Layout::of(1, 2, 1), Layout::Split);
+        assert_eq!(Layout::of(1, 1, 2), Layout::Split, "CRI-O with an image store on the root directory's disk");
+        assert_eq!(Layout::of(1, 2, 3), Layout::Split);
     }
 }
