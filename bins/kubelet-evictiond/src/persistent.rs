@@ -1,6 +1,7 @@
 //! What persistent volumes and those of CSI drivers hold. This process enters none of them: kubelet-syncd asks their drivers, and
 //! names the folders of the others, whose file systems kubelet-walker's workers look at.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,8 +46,8 @@ pub struct PersistentVolumes {
     figures: Arc<Mutex<Figures>>,
     /// Pods that run, by their uids: a kubelet-syncd that has started does not know of their volumes at once.
     running: Arc<Mutex<HashSet<String>>>,
-    /// Folders that are being looked at.
-    asked: Arc<Mutex<HashSet<String>>>,
+    /// Folders that are being looked at, with the volumes that are told what comes of it: a pod may have one by several names.
+    asked: Arc<Mutex<HashMap<String, Vec<VolumeUsage>>>>,
 }
 
 impl PersistentVolumes {
@@ -130,16 +131,25 @@ impl PersistentVolumes {
     /// because its server is away, is not asked for again; of the pod's other folders nothing is known meanwhile, as the pod has
     /// one worker for all of them.
     fn measure(&self, told: VolumeUsage) -> Option<JoinHandle<()>> {
-        if !self.asked.lock().insert(told.folder.clone()) {
-            return None;
-        }
+        let (pod, folder) = (told.pod_uid.clone(), told.folder.clone());
+        match self.asked.lock().entry(folder.clone()) {
+            Entry::Occupied(asked) => {
+                let waiting = asked.into_mut();
+                if !waiting.iter().any(|known| (&known.pod_uid, &known.volume) == (&told.pod_uid, &told.volume)) {
+                    waiting.push(told);
+                }
+                return None;
+            }
+            Entry::Vacant(place) => place.insert(vec![told]),
+        };
         let this = self.clone();
         Some(tokio::spawn(async move {
-            let fs = this.walker.volume(&told.pod_uid, told.folder.clone()).await;
+            let fs = this.walker.volume(&pod, folder.clone()).await;
             let time = Moment::now().text;
             let fs = fs.map(|fs| stats::whole(fs, &time));
-            note(&mut this.figures.lock(), &told, fs, &time);
-            this.asked.lock().remove(&told.folder);
+            let waiting = this.asked.lock().remove(&folder).unwrap_or_default();
+            let mut figures = this.figures.lock();
+            waiting.iter().for_each(|told| note(&mut figures, told, fs.clone(), &time));
         }))
     }
 }
@@ -365,12 +375,19 @@ mod tests {
         let of = |pod: &str, folder: &str| VolumeUsage { folder: folder.into(), ..told(pod, "v", None) };
         let away = volumes.measure(of("p", "/away")).unwrap();
         assert!(volumes.measure(of("p", "/away")).is_none());
+        let by_another_name = VolumeUsage { volume: "w".into(), ..of("p", "/away") };
+        assert!(volumes.measure(by_another_name).is_none());
         volumes.measure(of("q", "/there")).unwrap().await.unwrap();
         assert_eq!(volumes.of("q")[0].fs.as_ref().unwrap().capacity_bytes, Some(7));
         assert!(volumes.of("p").is_empty());
         release.send(()).unwrap();
         away.await.unwrap();
-        assert_eq!((volumes.of("p").len(), *asked.lock()), (1, 1), "what comes late is noted late");
+        let names: Vec<String> = volumes.of("p").into_iter().map(|volume| volume.name).collect();
+        assert_eq!(
+            (names, *asked.lock()),
+            (vec!["v".into(), "w".into()], 1),
+            "what comes late is noted late, of each name"
+        );
         release.send(()).unwrap();
         volumes.measure(of("p", "/away")).unwrap().await.unwrap();
         assert_eq!(*asked.lock(), 2, "and asked for again once it was answered for");
