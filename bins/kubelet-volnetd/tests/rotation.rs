@@ -168,7 +168,7 @@ async fn the_link_of_a_log_that_is_being_rotated_stays() {
     // With the last of the container's files the link goes as well, whoever removes them.
     std::fs::remove_dir_all(&log.folder).unwrap();
     let removed = log.files.prune_logs(prune(&log.world)).await.unwrap().into_inner().removed;
-    assert_eq!(removed, [path.clone()]);
+    assert_eq!(removed, [path.as_str()]);
     assert!(!is_there());
 }
 
