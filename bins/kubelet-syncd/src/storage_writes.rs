@@ -245,7 +245,7 @@ struct Waits<'a> {
 
 impl Drop for Waits<'_> {
     fn drop(&mut self) {
-        let mut state = self.writes.lock();
+        let mut state = self.writes.state.lock();
         if let Some(wish) = state.singles.get_mut(self.key) {
             wish.waiting -= 1;
             if wish.waiting == 0 && wish.answer.is_some() {
@@ -382,7 +382,7 @@ mod tests {
         acknowledge(&writes, write.sequence, &[]);
         assert!(writes.after(0).is_none());
         assert_eq!((first.await, second.await), (Ok(()), Ok(())));
-        assert!(writes.lock().singles.is_empty());
+        assert!(writes.state.lock().singles.is_empty());
         let mut gone = Box::pin(writes.claim_status(status("3Gi")));
         assert!(gone.as_mut().now_or_never().is_none());
         let sequence = writes.after(0).unwrap().sequence;
@@ -409,7 +409,7 @@ mod tests {
         acknowledge(&writes, second.sequence, &[]);
         assert_eq!(wiped.await, Ok(()));
         writes.keep_resource_slices("d");
-        assert!(writes.after(0).is_none() && writes.lock().singles.is_empty());
+        assert!(writes.after(0).is_none() && writes.state.lock().singles.is_empty());
     }
 
     #[tokio::test]

@@ -125,7 +125,7 @@ fn of(node: Option<Node>) -> NodeSeen {
 pub fn host_ips(node: &Node) -> Vec<IpAddr> {
     let addresses = || node.status.iter().flat_map(|s| s.addresses.iter().flatten());
     let of_type = |wanted: &'static str| {
-        addresses().filter(move |a| a.type_ == wanted).filter_map(|a| a.address.parse::<IpAddr>().ok())
+        addresses().filter(move |a| a.type_ == wanted).filter_map(|a| bulkhead_types::ip::parse_sloppy(&a.address))
     };
     let all: Vec<IpAddr> = of_type("InternalIP").chain(of_type("ExternalIP")).collect();
     let Some(first) = all.first().copied() else { return Vec::new() };

@@ -181,7 +181,7 @@ impl Allocations {
     pub fn new(manager: Arc<ContainerManager>) -> Result<Self, prometheus::Error> {
         let by_node =
             Opts::new("kubelet_cpu_manager_allocation_per_numa", "[ALPHA] Number of CPUs allocated per NUMA node");
-        let levels = manager.managers().has_pod_level().then(Levels::new).transpose()?;
+        let levels = manager.managers.lock().has_pod_level().then(Levels::new).transpose()?;
         Ok(Allocations {
             manager,
             levels,
@@ -253,7 +253,7 @@ impl Collector for Allocations {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        self.show(&self.manager.managers());
+        self.show(&self.manager.managers.lock());
         self.parts().into_iter().flat_map(Collector::collect).collect()
     }
 }

@@ -86,7 +86,7 @@ impl PressureReports {
 
     /// Writes down the last report, where that could not be done when it came and none is being taken in.
     pub fn write_down(&self) {
-        let Ok(mut is_unwritten) = self.is_unwritten.try_lock() else { return };
+        let Some(mut is_unwritten) = self.is_unwritten.try_lock() else { return };
         if *is_unwritten && self.save(self.last()).is_ok() {
             tracing::info!("saved the node's pressure conditions");
             *is_unwritten = false;

@@ -75,7 +75,7 @@ pub fn with_turn<T>(pleg: Pleg, uid: PodUid, sync: impl Future<Output = T>) -> i
 
 /// The next pod may start; PLEG still waits for the end of this sync.
 fn give_back() {
-    let _ = TURN.try_with(|turn| turn.held().slot.take());
+    let _ = TURN.try_with(|turn| turn.held.lock().slot.take());
 }
 
 /// PLEG is told what the next call makes.
@@ -90,7 +90,7 @@ pub(super) fn keep(hold: ImageHold) {
 
 /// Before something that may take long: others start, and PLEG looks.
 pub(super) fn let_go() {
-    let _ = TURN.try_with(|turn| std::mem::take(&mut *turn.held()));
+    let _ = TURN.try_with(|turn| std::mem::take(&mut *turn.held.lock()));
 }
 
 /// Waits for something; when that takes longer than `soon`, others start meanwhile, and PLEG looks.
@@ -150,13 +150,13 @@ impl RateLimitedRuntime {
     /// Waits for the turn to start something, where a sync of this task's has none yet.
     async fn take(&self) {
         let Ok(turn) = TURN.try_with(Turn::clone) else { return };
-        let has_slot = turn.held().slot.is_some();
+        let has_slot = turn.held.lock().slot.is_some();
         if !has_slot {
             let slot = match self.limiter.try_acquire() {
                 Some(slot) => slot,
                 None => stages::waiting(self.limiter.acquire()).await,
             };
-            turn.held().slot = Some(slot);
+            turn.held.lock().slot = Some(slot);
         }
         turn.hold_looks();
     }
@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     fn looks_are_held() -> bool {
-        TURN.with(|turn| turn.held().busy.is_some())
+        TURN.with(|turn| turn.held.lock().busy.is_some())
     }
 
     #[tokio::test(start_paused = true)]

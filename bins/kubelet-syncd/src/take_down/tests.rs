@@ -30,7 +30,7 @@ struct Working(World);
 
 impl Drop for Working {
     fn drop(&mut self) {
-        self.0.seen().working -= 1;
+        self.0.0.lock().working -= 1;
     }
 }
 
@@ -87,8 +87,8 @@ async fn end(world: &World, slots: &TakeDowns, which: usize, ends_after: &[Durat
     let stops = containers.iter().map(|container| {
         take_down.stop(&container.id, async {
             let signalled = world.now();
-            world.seen().signals.push(signalled);
-            world.seen().ends.insert(container.id.clone(), Instant::now() + container.ends_after);
+            world.0.lock().signals.push(signalled);
+            world.0.lock().ends.insert(container.id.clone(), Instant::now() + container.ends_after);
             let busy = container.ends_after.min(RUNS_ON - TICK * 2);
             world.busy_for(busy).await;
             tokio::time::sleep(container.ends_after - busy + CLEARS).await;
@@ -98,7 +98,7 @@ async fn end(world: &World, slots: &TakeDowns, which: usize, ends_after: &[Durat
     take_down.stop_sandbox(world.busy_for(CLEARS)).await;
     drop(take_down);
     let now = world.now();
-    world.seen().gone.push((which, now));
+    world.0.lock().gone.push((which, now));
 }
 
 async fn end_all(slots: &TakeDowns, pods: &[Vec<Duration>], hurried: bool) -> World {
@@ -129,7 +129,7 @@ async fn the_first_of_a_crowd_share_the_runtime_with_few() {
     let slots = TakeDowns::new(Slots { first: 2, most: 6 });
     for _ in 0..2 {
         let world = end_all(&slots, &vec![vec![AT_ONCE]; 40], false).await;
-        let seen = world.seen();
+        let seen = world.0.lock();
         let order: Vec<usize> = seen.gone.iter().map(|(which, _)| *which).collect();
         assert_eq!(order, (0..40).collect::<Vec<_>>());
         let first = seen.gone.first().unwrap().1;
@@ -142,7 +142,7 @@ async fn the_first_of_a_crowd_share_the_runtime_with_few() {
 async fn pods_go_one_after_the_other_in_order_of_arrival() {
     let slots = always(2);
     let world = end_all(&slots, &vec![vec![AT_ONCE]; 20], false).await;
-    let seen = world.seen();
+    let seen = world.0.lock();
     let order: Vec<usize> = seen.gone.iter().map(|(which, _)| *which).collect();
     assert_eq!(order, (0..20).collect::<Vec<_>>());
     let first = seen.gone.first().unwrap().1;
@@ -157,9 +157,9 @@ async fn a_container_that_uses_its_grace_period_holds_nobody_up() {
     let slots = always(1);
     let pods = vec![vec![Duration::from_secs(30)], vec![AT_ONCE], vec![Duration::from_secs(30)], vec![AT_ONCE]];
     let world = end_all(&slots, &pods, false).await;
-    let order: Vec<usize> = world.seen().gone.iter().map(|(which, _)| *which).collect();
+    let order: Vec<usize> = world.0.lock().gone.iter().map(|(which, _)| *which).collect();
     assert_eq!(order, [1, 3, 0, 2]);
-    assert!(world.seen().signals.iter().all(|signal| *signal < Duration::from_secs(1)));
+    assert!(world.0.lock().signals.iter().all(|signal| *signal < Duration::from_secs(1)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -169,14 +169,14 @@ async fn a_pod_is_looked_at_while_it_uses_its_grace_period_and_not_while_the_run
     let take_down = TakeDown::new(slots, 1, false, Box::new(world.clone()));
     let stop = async {
         tokio::time::sleep(RUNS_ON / 2).await;
-        let at_first = world.seen().working;
+        let at_first = world.0.lock().working;
         tokio::time::sleep(RUNS_ON).await;
-        (at_first, world.seen().working)
+        (at_first, world.0.lock().working)
     };
     assert_eq!(take_down.stop(&id, stop).await, (1, 0));
-    assert_eq!(take_down.stop_sandbox(async { world.seen().working }).await, 1);
+    assert_eq!(take_down.stop_sandbox(async { world.0.lock().working }).await, 1);
     drop(take_down);
-    assert_eq!(world.seen().working, 0);
+    assert_eq!(world.0.lock().working, 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -185,7 +185,7 @@ async fn a_grace_period_stands_while_a_signal_is_held_back() {
     let held = Duration::from_secs(6);
     let id = ContainerId::parse(&"f".repeat(64)).unwrap();
     // It has ended, and the runtime takes long to clear it away.
-    world.seen().ends.insert(id.clone(), Instant::now());
+    world.0.lock().ends.insert(id.clone(), Instant::now());
     let first = TakeDown::new(slots.clone(), 1, false, Box::new(world.clone()));
     let others = async {
         first.stop(&id, tokio::time::sleep(held)).await;
@@ -213,7 +213,7 @@ async fn one_that_was_signalled_is_finished_before_others_are_signalled() {
     let mut pods = vec![vec![RUNS_ON + AT_ONCE / 2]];
     pods.extend(vec![vec![Duration::from_millis(200)]; 6]);
     let world = end_all(&slots, &pods, false).await;
-    let order: Vec<usize> = world.seen().gone.iter().map(|(which, _)| *which).collect();
+    let order: Vec<usize> = world.0.lock().gone.iter().map(|(which, _)| *which).collect();
     assert_eq!(order[..2], [1, 0], "{order:?}");
 }
 
@@ -221,8 +221,8 @@ async fn one_that_was_signalled_is_finished_before_others_are_signalled() {
 async fn nothing_is_held_back_in_a_hurry() {
     let slots = always(1);
     let world = end_all(&slots, &vec![vec![Duration::from_secs(1); 2]; 30], true).await;
-    assert!(world.seen().signals.iter().all(Duration::is_zero));
-    assert_eq!((world.seen().signals.len(), slots.free()), (60, 1));
+    assert!(world.0.lock().signals.iter().all(Duration::is_zero));
+    assert_eq!((world.0.lock().signals.len(), slots.free()), (60, 1));
 }
 
 #[tokio::test(start_paused = true)]
@@ -233,7 +233,7 @@ async fn a_signal_is_held_back_for_a_bounded_time_and_a_hung_call_holds_a_slot_f
     world.now();
     let hung = async {
         let id = ContainerId::parse(&"f".repeat(64)).unwrap();
-        world.seen().ends.insert(id.clone(), Instant::now());
+        world.0.lock().ends.insert(id.clone(), Instant::now());
         let take_down = TakeDown::new(slots.clone(), 1, false, Box::new(world.clone()));
         take_down.stop(&id, tokio::time::sleep(Duration::from_secs(100))).await;
         world.now()
@@ -244,9 +244,9 @@ async fn a_signal_is_held_back_for_a_bounded_time_and_a_hung_call_holds_a_slot_f
     };
     let (hung, ()) = tokio::join!(hung, other);
     assert!(hung >= Duration::from_secs(100));
-    let signals = world.seen().signals.clone();
+    let signals = world.0.lock().signals.clone();
     assert!(signals.len() == 1 && signals[0] >= HELD_MAX && signals[0] <= HELD_MAX + TICK, "{signals:?}");
-    let gone = world.seen().gone[0].1;
+    let gone = world.0.lock().gone[0].1;
     assert!(gone > HOLD && gone < HOLD + Duration::from_secs(1), "{gone:?}: the sandbox waits for the slot");
     assert_eq!(slots.free(), 1);
 }
@@ -261,7 +261,7 @@ async fn pods_that_were_held_back_for_long_enough_are_signalled_one_after_the_ot
     };
     let pods = vec![vec![Duration::from_secs(30); 2]; 40];
     let ((), world) = tokio::join!(stuck, end_all(&slots, &pods, false));
-    let mut signals = world.seen().signals.clone();
+    let mut signals = world.0.lock().signals.clone();
     signals.sort();
     assert_eq!(signals.len(), 80);
     for (number, of_pod) in (0_u32..).zip(signals.chunks(2)) {
@@ -271,7 +271,7 @@ async fn pods_that_were_held_back_for_long_enough_are_signalled_one_after_the_ot
             "{number}: {of_pod:?}"
         );
     }
-    assert_eq!((world.seen().gone.len(), slots.free()), (40, 2));
+    assert_eq!((world.0.lock().gone.len(), slots.free()), (40, 2));
 }
 
 #[tokio::test(start_paused = true)]
@@ -288,7 +288,7 @@ async fn who_is_cancelled_leaves_the_line() {
     }
     let third = end(&world, &slots, 2, &[AT_ONCE], false);
     tokio::join!(first, third);
-    assert_eq!(world.seen().signals.len(), 2);
+    assert_eq!(world.0.lock().signals.len(), 2);
     assert_eq!(slots.free(), 1);
 }
 
@@ -326,7 +326,7 @@ proptest! {
         let slots = first + more;
         let take_downs = TakeDowns::new(Slots { first, most: slots });
         let world = runtime.block_on(end_all(&take_downs, &pods, false));
-        let seen = world.seen();
+        let seen = world.0.lock();
         prop_assert_eq!(seen.gone.len(), pods.len());
         prop_assert_eq!(seen.signals.len(), pods.iter().map(Vec::len).sum::<usize>());
         let every = RUNS_ON / u32::try_from(slots).unwrap() + TICK;

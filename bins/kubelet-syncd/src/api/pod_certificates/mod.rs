@@ -296,7 +296,7 @@ async fn follow(certificates: Weak<PodCertificates>, mut stream: BoxStream<'stat
     };
     while let Some(change) = stream.next().await {
         let Some(certificates) = certificates.upgrade() else { return };
-        let mut kept = certificates.kept();
+        let mut kept = certificates.kept.lock();
         match change {
             Change::Restarted(all) => {
                 let last = std::mem::take(&mut kept.answers);

@@ -168,16 +168,16 @@ async fn tend<K: Content>(
         }
         match (&store.backing, strategy) {
             (Backing::Nothing(_), _) => {
-                for uid in store.refs().due(tokio::time::Instant::now(), sync) {
+                for uid in store.refs.lock().due(tokio::time::Instant::now(), sync) {
                     let _ = changes.send(uid);
                 }
             }
             (Backing::Cached(cached), _) => {
-                let followed = store.refs().followed();
+                let followed = store.refs.lock().followed();
                 cached.look(followed).await;
             }
             (Backing::Watched(watched), _) => {
-                let followed = store.refs().followed().into_iter().collect();
+                let followed = store.refs.lock().followed().into_iter().collect();
                 watched.stop_idle(&followed);
             }
         }

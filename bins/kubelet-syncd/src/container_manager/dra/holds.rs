@@ -43,7 +43,7 @@ impl Holds {
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         {
-            let mut busy = self.holds.lock();
+            let mut busy = self.holds.busy.lock();
             for key in &self.keys {
                 busy.remove(key);
             }
@@ -73,6 +73,6 @@ mod tests {
         assert!(second.as_mut().now_or_never().is_none(), "c is not free");
         drop(third);
         drop(second.await);
-        assert!(holds.lock().is_empty());
+        assert!(holds.busy.lock().is_empty());
     }
 }

@@ -420,7 +420,7 @@ impl DraManager {
                 return;
             }
             let lost: BTreeSet<String> = {
-                let book = manager.book();
+                let book = manager.book.lock();
                 book.pods().into_iter().filter(|uid| !active.contains(*uid)).map(str::to_owned).collect()
             };
             manager.lost.send_if_modified(|known| {
