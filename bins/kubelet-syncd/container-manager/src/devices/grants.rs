@@ -23,7 +23,7 @@ pub fn grants(of: &OfContainer) -> Grants {
     let mut all = Grants::default();
     let (mut devices, mut mounts, mut cdi) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for response in of.values().filter_map(|allocated| allocated.response.as_deref()) {
-        // Only what was read once is kept.
+        // Only what can be read is kept.
         let Ok(response) = ContainerAllocateResponse::decode(response) else { continue };
         for (name, value) in response.envs {
             all.envs.entry(name).or_insert(value);

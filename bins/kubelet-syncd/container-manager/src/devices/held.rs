@@ -2,6 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use bulkhead_device_plugin::v1beta1::ContainerAllocateResponse;
+use prost::{DecodeError, Message as _};
+
 use crate::checkpoint::devices::{self as file, PodDevices};
 use crate::topology::NumaMask;
 
@@ -29,6 +32,16 @@ pub struct Allocated {
 
 /// Resource to what a container has of it.
 pub type OfContainer = BTreeMap<String, Allocated>;
+
+/// The plugin's answer that stands in an entry of the checkpoint, as it stood on the wire. The checkpoint's sum has had it in base64.
+///
+/// # Errors
+/// It is no ContainerAllocateResponse.
+pub fn response(entry: &PodDevices) -> Result<Vec<u8>, DecodeError> {
+    let response = entry.alloc_resp.as_deref().and_then(file::from_base64).unwrap_or_default();
+    ContainerAllocateResponse::decode(response.as_slice())?;
+    Ok(response)
+}
 
 /// By pod uid and container name.
 #[derive(Debug, Clone, Default)]
@@ -118,12 +131,12 @@ impl Held {
         entries
     }
 
-    /// What stands in the checkpoint.
+    /// What stands in the checkpoint. An entry whose answer cannot be read counts for nothing, and its plugin is asked again.
     pub fn from_file(entries: &[PodDevices]) -> Self {
         let mut held = Held::default();
         for entry in entries {
+            let Ok(response) = response(entry) else { continue };
             let by_node = entry.device_ids.clone().unwrap_or_default();
-            let response = entry.alloc_resp.as_deref().and_then(file::from_base64).unwrap_or_default();
             let devices = by_node.values().flatten().cloned().collect();
             let allocated = Allocated { devices, by_node, response: Some(response), choice: None };
             held.insert(&entry.uid, &entry.container_name, &entry.resource_name, allocated);

@@ -288,6 +288,36 @@ fn the_checkpoint_of_upstream_comes_back_as_it_was() {
     assert_eq!(checkpoint::devices::read(&bytes).unwrap(), written);
 }
 
+/// Upstream's `fromCheckpointData`.
+#[test]
+fn an_answer_of_the_checkpoint_that_cannot_be_read_is_asked_for_again() {
+    let entry = |container: &str, answer: Option<&[u8]>| checkpoint::devices::PodDevices {
+        uid: "u".to_owned(),
+        container_name: container.to_owned(),
+        resource_name: R.to_owned(),
+        device_ids: Some(BTreeMap::from([(-1, vec![format!("device-{container}")])])),
+        alloc_resp: answer.map(checkpoint::devices::to_base64),
+    };
+    // A field that is longer than the message, and nothing at all.
+    let entries = vec![entry("cut", Some(&[0x0a, 0x7f])), entry("empty", Some(&[])), entry("none", None)];
+    let found = checkpoint::devices::Devices {
+        pod_device_entries: Some(entries),
+        registered_devices: Some(BTreeMap::from([(R.to_owned(), Vec::new())])),
+    };
+    let bytes = checkpoint::devices::write(&found).unwrap();
+    let found = checkpoint::devices::read(&bytes).unwrap();
+    let mut manager = DeviceManager::new(vec![0], Some(&found), Instant::now());
+    let pod = pod("u", &[], &[("cut", 1), ("empty", 1), ("none", 1)]);
+    let generation = manager.connect(R, PluginOptions::default());
+    let told = devices(&[("device-cut", true, &[]), ("device-empty", true, &[]), ("device-none", true, &[])]);
+    manager.list(R, generation, told).unwrap();
+    assert_eq!(["cut", "empty", "none"].map(|container| manager.lacks(&pod, container)), [true, false, false]);
+    take(&mut manager, &pod, NONE, &[]).unwrap();
+    let question = manager.next_question("u", &pod.containers).unwrap().unwrap();
+    assert_eq!(question.container, "cut");
+    assert_eq!(question.call, Call::Allocate { devices: vec!["device-cut".to_owned()] });
+}
+
 #[test]
 fn the_first_answer_counts() {
     let (mut manager, _) = started(&[("a", true, &[])], false);

@@ -34,7 +34,7 @@ use bulkhead_types::PodUid;
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::ResourceStatus;
 use kubelet_container_manager::checkpoint::devices as file;
-use kubelet_container_manager::devices::{Admission, Capacity, DeviceManager};
+use kubelet_container_manager::devices::{Admission, Capacity, DeviceManager, held};
 use kubelet_container_manager::request::{Gates, PodRequest};
 use kubelet_container_manager::topology::{HintProvider, Refusal};
 use kubelet_edges::csi::Dial;
@@ -124,6 +124,17 @@ impl DevicePlugins {
             let read = file::read(bytes);
             read.inspect_err(|error| tracing::error!("Continue after failing to read checkpoint file. Device allocation info may NOT be up-to-date: {error}")).ok()
         });
+        for entry in found.iter().filter_map(|found| found.pod_device_entries.as_ref()).flatten() {
+            if let Err(error) = held::response(entry) {
+                tracing::error!(
+                    pod_uid = entry.uid,
+                    container_name = entry.container_name,
+                    resource_name = entry.resource_name,
+                    %error,
+                    "Can't unmarshal allocResp"
+                );
+            }
+        }
         let manager = DeviceManager::new(parts.machine, found.as_ref(), std::time::Instant::now());
         Arc::new_cyclic(|me| DevicePlugins {
             me: me.clone(),
