@@ -34,10 +34,12 @@ mod tests {
 
     #[test]
     fn nobody_can_write_through_it() {
-        let Some(log) = open(Path::new("/dev/kmsg")) else {
-            eprintln!("left out: this machine's kernel log may not be read");
-            return;
-        };
+        // Not the machine's, which not everybody may open: who may write is settled when a file is opened, whatever it is.
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kmsg");
+        std::fs::write(&path, "6,1,0,-;booted\n").unwrap();
+        let log = open(&path).unwrap();
         assert_eq!(rustix::io::write(&log, b"x"), Err(rustix::io::Errno::BADF));
+        assert_eq!(rustix::io::read(&log, &mut [0_u8; 100]), Ok(15));
     }
 }
