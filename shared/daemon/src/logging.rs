@@ -172,8 +172,9 @@ where
             let seconds = now.timestamp().as_microsecond() as f64 / 1000.0;
             write!(writer, "{{\"ts\":{seconds:.3},\"caller\":\"{place}:{line}\",\"msg\":{}", quoted(&fields.message))?;
             match *metadata.level() {
-                Level::ERROR | Level::WARN => {}
-                Level::INFO => writer.write_str(",\"v\":0")?,
+                // Only errors have none (component-base `logs/json`).
+                Level::ERROR => {}
+                Level::WARN | Level::INFO => writer.write_str(",\"v\":0")?,
                 Level::DEBUG => writer.write_str(",\"v\":4")?,
                 Level::TRACE => writer.write_str(",\"v\":6")?,
             }
@@ -211,6 +212,14 @@ fn quoted(text: &str) -> String {
     serde_json::to_string(text).unwrap_or_else(|_| "\"?\"".into())
 }
 
+/// A field's name in the log: a cause is `err` there, as klog has it in both forms.
+fn key(field: &Field) -> &'static str {
+    match field.name() {
+        "error" => "err",
+        name => name,
+    }
+}
+
 /// Collects the message and the other fields.
 struct Fields {
     message: String,
@@ -243,27 +252,27 @@ impl Visit for Fields {
         if field.name() == "message" {
             self.message.push_str(value);
         } else if !value.is_empty() {
-            self.add(field.name(), value);
+            self.add(key(field), value);
         }
     }
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.add_bare(field.name(), format_args!("{value}"));
+        self.add_bare(key(field), format_args!("{value}"));
     }
     fn record_i64(&mut self, field: &Field, value: i64) {
-        self.add_bare(field.name(), format_args!("{value}"));
+        self.add_bare(key(field), format_args!("{value}"));
     }
     fn record_bool(&mut self, field: &Field, value: bool) {
-        self.add_bare(field.name(), format_args!("{value}"));
+        self.add_bare(key(field), format_args!("{value}"));
     }
     fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
         // The whole chain: each error says what it was doing, the cause says why.
-        self.add(field.name(), &bulkhead_types::chain(value));
+        self.add(key(field), &bulkhead_types::chain(value));
     }
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         if field.name() == "message" {
             let _ = write!(self.message, "{value:?}");
         } else {
-            self.add(field.name(), &format!("{value:?}"));
+            self.add(key(field), &format!("{value:?}"));
         }
     }
 }
@@ -276,6 +285,94 @@ mod tests {
     fn a_line_leads_to_its_file() {
         assert_eq!(place("bins/kubelet-syncd/pleg/src/evented.rs"), "kubelet-syncd/pleg/evented.rs");
         assert_eq!(place("shared/ipc/src/client.rs"), "ipc/client.rs");
+    }
+
+    /// What is written meanwhile, line by line.
+    fn lines(format: LogFormat, say: impl FnOnce()) -> Vec<String> {
+        use tracing_subscriber::layer::SubscriberExt as _;
+        let (sender, lines) = std::sync::mpsc::channel::<Vec<u8>>();
+        let layer = tracing_subscriber::fmt::layer()
+            .with_writer(move || Line { sender: sender.clone(), bytes: Vec::new() })
+            .fmt_fields(PlainFields)
+            .event_format(Klog { format, pid: 7 });
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), say);
+        lines.try_iter().map(|line| String::from_utf8(line).unwrap().trim_end().to_owned()).collect()
+    }
+
+    /// One line on its way.
+    struct Line {
+        sender: std::sync::mpsc::Sender<Vec<u8>>,
+        bytes: Vec<u8>,
+    }
+
+    impl std::io::Write for Line {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.bytes.extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Drop for Line {
+        fn drop(&mut self) {
+            let _ = self.sender.send(std::mem::take(&mut self.bytes));
+        }
+    }
+
+    fn say_everything() {
+        let cause = std::io::Error::other("no \"disk\"");
+        tracing::error!(error = %cause, pods = 2, "failed");
+        tracing::warn!(error = &cause as &(dyn std::error::Error + 'static), "doubtful");
+        tracing::info!(error = bulkhead_types::chain(&cause), held = true, empty = "", "said");
+        tracing::debug!(error = ?cause.kind(), left = -1, "more");
+        tracing::trace!("most");
+        let _outer = tracing::info_span!("a", request = "r1").entered();
+        let _inner = tracing::info_span!("b", pod_uid = "u1").entered();
+        tracing::info!(pod_uid = "u2", "twice");
+    }
+
+    /// The rows of upstream's `logs/json/json_test.go` and `klog_test.go` that concern us: only errors have no `v`, the cause is
+    /// `err`, and a key that comes twice is written twice.
+    #[test]
+    fn json_lines() {
+        let expected = [
+            r#""msg":"failed","err":"no \"disk\"","pods":2}"#,
+            r#""msg":"doubtful","v":0,"err":"no \"disk\""}"#,
+            r#""msg":"said","v":0,"err":"no \"disk\"","held":true}"#,
+            r#""msg":"more","v":4,"err":"Other","left":-1}"#,
+            r#""msg":"most","v":6}"#,
+            r#""msg":"twice","v":0,"pod_uid":"u2","span":" request=\"r1\"","span":" pod_uid=\"u1\""}"#,
+        ];
+        let written = lines(LogFormat::Json, say_everything);
+        assert_eq!(written.len(), expected.len(), "{written:#?}");
+        for (line, expected) in written.iter().zip(expected) {
+            assert!(line.ends_with(expected), "{line}\n{expected}");
+            assert!(line.starts_with("{\"ts\":") && line.contains(",\"caller\":\"daemon/logging.rs:"), "{line}");
+            let object: serde_json::Value = serde_json::from_str(line).unwrap();
+            assert!(object["ts"].is_f64() && object["caller"].is_string(), "{line}");
+        }
+    }
+
+    #[test]
+    fn text_lines() {
+        let expected = [
+            r#"] "failed" err="no \"disk\"" pods=2"#,
+            r#"] "doubtful" err="no \"disk\"""#,
+            r#"] "said" err="no \"disk\"" held=true"#,
+            r#"] "more" err="Other" left=-1"#,
+            r#"] "most""#,
+            r#"] "twice" pod_uid="u2" request="r1" pod_uid="u1""#,
+        ];
+        let written = lines(LogFormat::Text, say_everything);
+        let letters: String = written.iter().filter_map(|line| line.chars().next()).collect();
+        assert_eq!(letters, "EWIIII");
+        for (line, expected) in written.iter().zip(expected) {
+            assert!(line.ends_with(expected), "{line}\n{expected}");
+            assert!(line.contains("       7 daemon/logging.rs:"), "{line}");
+        }
     }
 
     #[test]
