@@ -134,6 +134,9 @@ impl Loader {
                 User { name: user.name, client_certificate: pair.clone(), client_key: pair, ..User::default() }
             }
         };
+        let secure = authority.is_some() || user.client_certificate.is_some() || cluster.insecure_skip_tls_verify;
+        let server = Server::parse(&cluster.server, secure)?;
+        let user = if server.is_tls() { user } else { without_credentials(user) };
         let mut certificate = match (&user.client_certificate, &user.client_key) {
             (Some(chain), Some(key)) => {
                 let chain = bytes_of(source, CredentialFile::ClientCertificate, chain).await?;
@@ -144,13 +147,11 @@ impl Loader {
             _ => None,
         };
         let mut token = token(source, &user).await?;
-        if let Some(exec) = &user.exec {
+        if let Some(exec) = user.program() {
             let made = self.credential(exec, &cluster, authority.as_deref()).await?;
-            token = made.token.or(token);
-            certificate = made.certificate.or(certificate);
+            token = made.token;
+            certificate = made.certificate;
         }
-        let secure = authority.is_some() || certificate.is_some() || cluster.insecure_skip_tls_verify;
-        let server = Server::parse(&cluster.server, secure)?;
         let trust = match authority {
             _ if cluster.insecure_skip_tls_verify => Trust::Anyone,
             Some(pem) => Trust::Authority(pem),
@@ -250,13 +251,19 @@ async fn token(source: &dyn CredentialSource, user: &User) -> Result<Option<Secr
     }
 }
 
+/// What of the user counts over plain http: whom the requests claim to be, and nothing that proves it (client-go
+/// `tools/clientcmd`, ClientConfig).
+fn without_credentials(user: User) -> User {
+    User { name: user.name, impersonate: user.impersonate, ..User::default() }
+}
+
 fn identity(user: &User, certificate: bool, token: bool) -> String {
     let mut ways = Vec::new();
     for (used, way) in [
         (certificate, "client certificate"),
         (token, "token"),
         (user.basic.is_some(), "password"),
-        (user.exec.is_some(), "from a program"),
+        (user.program().is_some(), "from a program"),
     ] {
         if used {
             ways.push(way);
@@ -363,6 +370,45 @@ mod tests {
         assert!(matches!(load(&source, false).await, Err(MaterialError::EmptyToken)));
         source.put(CredentialFile::Token, "a\nb");
         assert!(matches!(load(&source, false).await, Err(MaterialError::Header { .. })));
+    }
+
+    #[tokio::test]
+    async fn a_program_beside_another_way_is_not_run() {
+        // It may not run: what asks for it fails.
+        const EXEC: &str = "exec: {apiVersion: client.authentication.k8s.io/v1beta1, command: c}";
+        for (beside, authorization) in [
+            ("token: abc", "Bearer abc"),
+            ("tokenFile: /t", "Bearer fresh"),
+            ("username: u, password: p", "Basic dTpw"),
+            ("client-certificate-data: YQ==, client-key-data: YQ==", ""),
+        ] {
+            let source = with_user(&format!("{{{EXEC}, {beside}}}"));
+            source.put(CredentialFile::Token, "fresh");
+            let material = load(&source, false).await.unwrap();
+            assert_eq!(header(&material, "authorization"), authorization, "{beside}");
+            assert!(!material.identity.contains("program"), "{}", material.identity);
+        }
+        let error = load(&with_user(&format!("{{{EXEC}, password: p}}")), false).await.unwrap_err();
+        assert!(matches!(error, MaterialError::ProgramDenied), "{error:?}");
+    }
+
+    #[tokio::test]
+    async fn over_plain_http_nothing_proves_who_we_are() {
+        const EXEC: &str = "exec: {apiVersion: client.authentication.k8s.io/v1beta1, command: c}";
+        for user in
+            ["token: abc", "tokenFile: /t", "username: u, password: p", "client-certificate: c, client-key: k", EXEC]
+        {
+            let text = format!(
+                "current-context: c\ncontexts: [{{name: c, context: {{cluster: c, user: u}}}}]\n\
+                 clusters: [{{name: c, cluster: {{server: 'http://h:8080'}}}}]\nusers: [{{name: u, user: {{as: a, {user}}}}}]\n"
+            );
+            let mut loader = Loader::new(Path::new("/etc/kubernetes/kubelet.conf"), false, false);
+            let material = loader.load(&MemorySource::new(&text)).await.unwrap();
+            assert_eq!(material.wire.certificate, None, "{user}");
+            assert_eq!(material.identity, "u (no credentials)");
+            let names: Vec<&str> = material.headers.keys().map(HeaderName::as_str).collect();
+            assert_eq!(names, ["impersonate-user"], "{user}");
+        }
     }
 
     #[tokio::test]

@@ -82,7 +82,8 @@ fn open(folder: &Path, request: &BrokerRequest) -> Result<Option<OwnedFd>, Statu
 
 #[tokio::test]
 async fn the_broker_gives_descriptors_and_announces_changes() {
-    let server = Server::plain(|_| answer(200, r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":"n"}}"#)).await;
+    let (server, cluster) =
+        Server::tls(|_| answer(200, r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":"n"}}"#)).await;
     let folder = tempfile::tempdir().unwrap();
     let uid = bulkhead_sys::process::PrivilegeReport::read().unwrap().uid;
     let users = PeerUsers {
@@ -118,10 +119,10 @@ async fn the_broker_gives_descriptors_and_announces_changes() {
     let api = ApiClient::start("kubelet-statusd", world::config().into(), BrokerClient::new(&socket), link);
     // There is no kubeconfig yet; it comes, and is told.
     std::fs::write(folder.path().join("token"), "one").unwrap();
-    let text = kubeconfig(&format!("server: \"{}\"", server.url()), "tokenFile: /elsewhere/token");
+    let text = kubeconfig(&cluster, "tokenFile: /elsewhere/token");
     std::fs::write(folder.path().join("kubelet.conf"), text).unwrap();
     changed.send_replace(());
-    assert_eq!(soon(api.ready()).await, server.url());
+    assert_eq!(soon(api.ready()).await, format!("https://{}", server.address));
     let nodes: Api<Node> = Api::all(api.client(Lane::Main));
     soon(nodes.get("n")).await.unwrap();
     assert_eq!(server.seen()[0].header("authorization"), "Bearer one");

@@ -38,7 +38,7 @@ async fn until(api: &ApiClient, server: &Server, good: impl Fn(&Seen) -> bool) {
 
 #[tokio::test]
 async fn a_kubeconfig_that_comes_later() {
-    let server = Server::plain(node).await;
+    let (server, cluster) = Server::tls(node).await;
     let source = MemorySource::new("");
     source.remove(CredentialFile::Kubeconfig);
     let api = client(&source);
@@ -46,17 +46,16 @@ async fn a_kubeconfig_that_comes_later() {
     assert!(!CallError::is_lost_connection(&error), "{error:?}");
     let kube::Error::Service(error) = error else { panic!("{error:?}") };
     assert!(matches!(error.downcast_ref(), Some(CallError::NoCredentials)), "{error:?}");
-    let text = kubeconfig(&format!("server: \"{}\"", server.url()), "token: t");
-    source.put(CredentialFile::Kubeconfig, text);
-    assert_eq!(soon(api.ready()).await, server.url());
+    source.put(CredentialFile::Kubeconfig, kubeconfig(&cluster, "token: t"));
+    assert_eq!(soon(api.ready()).await, format!("https://{}", server.address));
     soon(nodes(&api).get("n")).await.unwrap();
     assert_eq!(server.seen()[0].header("authorization"), "Bearer t");
 }
 
 #[tokio::test]
 async fn a_replaced_token_is_sent_on_the_same_connection() {
-    let server = Server::plain(node).await;
-    let source = MemorySource::new(&kubeconfig(&format!("server: \"{}\"", server.url()), "tokenFile: /t"));
+    let (server, cluster) = Server::tls(node).await;
+    let source = MemorySource::new(&kubeconfig(&cluster, "tokenFile: /t"));
     source.put(CredentialFile::Token, "one\n");
     let api = client(&source);
     soon(api.ready()).await;
@@ -148,12 +147,12 @@ impl CredentialSource for Untold {
 
 #[tokio::test]
 async fn a_refused_credential_is_looked_at_anew() {
-    let server = Server::plain(|seen| match seen.header("authorization") {
+    let (server, cluster) = Server::tls(|seen| match seen.header("authorization") {
         "Bearer new" => node(seen),
         _ => answer(401, status(401, "Unauthorized").to_string()),
     })
     .await;
-    let source = MemorySource::new(&kubeconfig(&format!("server: \"{}\"", server.url()), "tokenFile: /t"));
+    let source = MemorySource::new(&kubeconfig(&cluster, "tokenFile: /t"));
     source.put(CredentialFile::Token, "old");
     let api = ApiClient::start_with("kubelet-syncd", world::config().into(), Arc::new(Untold(source.clone())));
     soon(api.ready()).await;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use base64::Engine as _;
 use bulkhead_apiclient::{ApiClient, CredentialFile, MemorySource};
 use bulkhead_config::NodeConfig;
 use bytes::Bytes;
@@ -174,6 +175,17 @@ impl Server {
     /// Plain HTTP with an answer that is known at once.
     pub async fn plain(handler: impl Fn(Seen) -> Answer + Send + Sync + 'static) -> Self {
         Self::start(Speak::Plain, move |seen| std::future::ready(handler(seen)).boxed()).await
+    }
+
+    /// TLS that asks for no certificate, as tokens are not sent over less; with the inside of a kubeconfig's cluster.
+    pub async fn tls(handler: impl Fn(Seen) -> Answer + Send + Sync + 'static) -> (Self, String) {
+        let pki = Pki::new("test-ca");
+        let certificate = pki.issue("server", &["127.0.0.1"]);
+        let speak = Speak::Tls { certificate, clients: None, alpn: vec!["h2"] };
+        let server = Self::start(speak, move |seen| std::future::ready(handler(seen)).boxed()).await;
+        let authority = base64::engine::general_purpose::STANDARD.encode(&pki.ca);
+        let cluster = format!("server: \"https://{}\", certificate-authority-data: {authority}", server.address);
+        (server, cluster)
     }
 
     pub fn seen(&self) -> Vec<Seen> {

@@ -123,7 +123,7 @@ pub struct Exec {
     pub install_hint: String,
 }
 
-/// The user of the current context. At most one way to say who we are, beside a client certificate.
+/// The user of the current context. A client certificate may stand beside one other way to say who we are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct User {
     pub name: String,
@@ -133,9 +133,23 @@ pub struct User {
     pub token: Option<Secret>,
     /// Wins over `token` (client-go `transport`).
     pub token_file: Option<String>,
+    /// Name and password; there is no password without a name (client-go `transport`, HasBasicAuth).
     pub basic: Option<(String, Secret)>,
+    /// As written; [`User::program`] says whether it counts.
     pub exec: Option<Exec>,
     pub impersonate: Impersonate,
+}
+
+impl User {
+    /// The program whose credential is used: one beside a token, a password or a client certificate is never run (client-go
+    /// `plugin/pkg/client/auth/exec`, UpdateTransportConfig).
+    pub fn program(&self) -> Option<&Exec> {
+        let others = self.token.is_some()
+            || self.token_file.is_some()
+            || self.basic.is_some()
+            || (self.client_certificate.is_some() && self.client_key.is_some());
+        self.exec.as_ref().filter(|_| !others)
+    }
 }
 
 /// The current context with what it refers to.
@@ -173,21 +187,27 @@ impl Kubeconfig {
             }
         }
         let context_name = root.required("current-context", "it names the context to use")?;
-        let context = root.named("contexts", "context", &context_name)?;
+        let context = root.body("contexts", "context", &context_name)?;
         let cluster_name = context.required("cluster", "a context names its cluster")?;
         let user_name = context.text("user")?;
-        let cluster = cluster(cluster_name.clone(), &root.named("clusters", "cluster", &cluster_name)?)?;
+        let cluster = cluster(cluster_name.clone(), &root.body("clusters", "cluster", &cluster_name)?)?;
         let user = match user_name {
             None => User::default(),
-            Some(name) => user(name.clone(), &root.named("users", "user", &name)?)?,
+            // An entry with nothing but a name is somebody without credentials.
+            Some(name) => match root.body_or_none("users", "user", &name)? {
+                None => User { name, ..User::default() },
+                Some(section) => user(name, &section)?,
+            },
         };
         let namespace = context.text("namespace")?;
         Ok(Kubeconfig { context: context_name, namespace, cluster, user })
     }
 
-    /// True when credentials come from a program that has to be started.
+    /// True when credentials come from a program that has to be started. Over plain http none are used.
     pub fn runs_program(&self) -> bool {
-        self.user.exec.is_some()
+        const PLAIN: &str = "http://";
+        let start = self.cluster.server.get(..PLAIN.len());
+        self.user.program().is_some() && !start.is_some_and(|start| start.eq_ignore_ascii_case(PLAIN))
     }
 }
 
@@ -228,13 +248,10 @@ fn user(name: String, section: &Section<'_>) -> Result<User, KubeconfigError> {
     }
     let (token, token_file) = (section.text("token")?, section.text("tokenFile")?);
     let (username, password) = (section.text("username")?, section.text("password")?);
-    let basic = match (username, password) {
-        (None, None) => None,
-        (username, password) => Some((username.unwrap_or_default(), Secret::new(password.unwrap_or_default()))),
-    };
-    if basic.is_some() && (token.is_some() || token_file.is_some()) {
+    if (token.is_some() && (username.is_some() || password.is_some())) || (token_file.is_some() && username.is_some()) {
         return Err(section.conflict("a token", "username or password"));
     }
+    let basic = username.map(|username| (username, Secret::new(password.unwrap_or_default())));
     if let Some(provider) = section.section("auth-provider")? {
         return Err(KubeconfigError::Unsupported {
             path: section.path("auth-provider"),

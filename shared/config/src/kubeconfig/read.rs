@@ -110,8 +110,26 @@ impl<'a> Section<'a> {
             .collect()
     }
 
-    /// The body (`field`) of the one entry of a list that has this name.
-    pub(super) fn named(&self, key: &str, field: &str, name: &str) -> Result<Section<'a>, KubeconfigError> {
+    /// The body (`field`) of the one entry of a list that has this name; it must have one.
+    pub(super) fn body(&self, key: &str, field: &str, name: &str) -> Result<Section<'a>, KubeconfigError> {
+        let entry = self.entry(key, name)?;
+        match entry.section(field)? {
+            Some(body) => Ok(body),
+            None => Err(KubeconfigError::Missing { path: entry.path(field), why: "the entry has nothing but a name" }),
+        }
+    }
+
+    /// The same, None for an entry without a body.
+    pub(super) fn body_or_none(
+        &self,
+        key: &str,
+        field: &str,
+        name: &str,
+    ) -> Result<Option<Section<'a>>, KubeconfigError> {
+        self.entry(key, name)?.section(field)
+    }
+
+    fn entry(&self, key: &str, name: &str) -> Result<Section<'a>, KubeconfigError> {
         let mut found = None;
         for entry in self.entries(key)? {
             if entry.text("name")?.as_deref() == Some(name) {
@@ -121,13 +139,7 @@ impl<'a> Section<'a> {
                 found = Some(entry);
             }
         }
-        let Some(entry) = found else {
-            return Err(KubeconfigError::Unknown { path: self.path(key), name: name.to_owned() });
-        };
-        match entry.section(field)? {
-            Some(body) => Ok(body),
-            None => Err(KubeconfigError::Missing { path: entry.path(field), why: "the entry has nothing but a name" }),
-        }
+        found.ok_or_else(|| KubeconfigError::Unknown { path: self.path(key), name: name.to_owned() })
     }
 
     /// The content of a named extension.

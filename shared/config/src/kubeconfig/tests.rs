@@ -60,6 +60,8 @@ fn every_way_to_say_who_we_are() {
     assert_eq!((both.token.unwrap().expose(), both.token_file.as_deref()), ("t0p", Some("/run/token")));
     let basic = user("{username: u, password: p}").basic.unwrap();
     assert_eq!((basic.0.as_str(), basic.1.expose()), ("u", "p"));
+    assert_eq!(user("{password: p}").basic, None);
+    assert_eq!(user("{password: p, tokenFile: /t}").token_file.as_deref(), Some("/t"));
     let claimed = user("{token: x, as: a, as-uid: '7', as-groups: [g, h], as-user-extra: {k: [v]}}").impersonate;
     assert_eq!((claimed.user.as_str(), claimed.uid.as_str(), claimed.groups.len()), ("a", "7", 2));
     assert_eq!(claimed.extra, [("k".to_owned(), vec!["v".to_owned()])]);
@@ -73,6 +75,44 @@ fn every_way_to_say_who_we_are() {
     assert_eq!(exec.env, [("A".to_owned(), "1".to_owned()), ("B".to_owned(), String::new())]);
     assert!(exec.provide_cluster_info);
     assert!(user("{exec: {apiVersion: client.authentication.k8s.io/v1beta1, command: c}}").exec.is_some());
+}
+
+#[test]
+fn an_entry_with_nothing_but_a_name_is_somebody_without_credentials() {
+    let nobody = User { name: "node".to_owned(), ..User::default() };
+    assert_eq!(parse(&with_user("null")).unwrap().user, nobody);
+    assert_eq!(parse(&with_user("{}")).unwrap().user, nobody);
+    assert_eq!(parse(&with_user("{}").replace("  user: {}\n", "")).unwrap().user, nobody);
+    let error = parse(&with_user("nobody")).unwrap_err().to_string();
+    assert_eq!(error, "users[0].user: must be a mapping");
+    let error =
+        parse(&GOOD.replace("  cluster: {server: https://x}\n", "").replace("cluster: prod,", "cluster: other,"));
+    assert!(error.unwrap_err().to_string().starts_with("clusters[0].cluster: must be set"));
+}
+
+#[test]
+fn a_program_runs_where_nothing_else_says_who_we_are() {
+    const EXEC: &str = "exec: {apiVersion: client.authentication.k8s.io/v1beta1, command: c}";
+    let cases = [
+        ("", true),
+        ("password: p", true),
+        ("as: somebody", true),
+        ("token: t", false),
+        ("tokenFile: /t", false),
+        ("username: u", false),
+        ("client-certificate: c, client-key: k", false),
+        ("client-certificate-data: Q0E=, client-key-data: Q0E=", false),
+    ];
+    for (beside, runs) in cases {
+        let config = parse(&with_user(&format!("{{{EXEC}, {beside}}}"))).unwrap();
+        assert_eq!((config.user.program().is_some(), config.runs_program()), (runs, runs), "{beside}");
+    }
+    for (server, runs) in
+        [("https://10.0.0.1", true), ("10.0.0.1", true), ("http://10.0.0.1", false), ("HTTP://x", false)]
+    {
+        let text = with_user(&format!("{{{EXEC}}}")).replace("https://10.0.0.1:6443", server);
+        assert_eq!(parse(&text).unwrap().runs_program(), runs, "{server}");
+    }
 }
 
 #[test]
@@ -109,6 +149,8 @@ fn what_is_wrong_is_named_with_its_place() {
         (with_user("{client-certificate: k}"), "users[0].user.client-key: must be set"),
         (with_user("{token: 7}"), "users[0].user.token: must be text"),
         (with_user("{token: a, username: b}"), "users[0].user: a token and username or password"),
+        (with_user("{token: a, password: b}"), "users[0].user: a token and username or password"),
+        (with_user("{tokenFile: a, username: b}"), "users[0].user: a token and username or password"),
         (with_user("{auth-provider: {name: gcp}}"), "users[0].user.auth-provider: \"gcp\" is not supported"),
         (with_user("{as-groups: [a]}"), "users[0].user.as: must be set"),
         (with_user("{exec: {command: a}}"), "users[0].user.exec.apiVersion: must be set"),
