@@ -305,7 +305,7 @@ fn addresses(config: &NodeConfig) -> Vec<(Surface, SocketAddr)> {
     }
     let port = u16::try_from(config.kubelet.read_only_port).unwrap_or(0);
     if port != 0
-        && let Ok(address) = config.kubelet.address.parse()
+        && let Some(address) = bulkhead_types::ip::parse_sloppy(&config.kubelet.address)
     {
         addresses.push((Surface::ReadOnly, SocketAddr::new(address, port)));
     }

@@ -1,34 +1,30 @@
 //! `/stats/summary`: the JSON that upstream serves (`k8s.io/kubelet/pkg/apis/stats/v1alpha1`), fields in its order and
 //! indented as it does. Unknown figures are absent. Times have whole seconds.
 
+mod form;
+
 use std::time::Duration;
 
 use bulkhead_ipc::evictiond as stats;
-use http::{Method, Request, StatusCode, header};
-use http_body_util::{BodyExt as _, Limited};
+use http::{Request, StatusCode};
 use hyper::body::Incoming;
 use serde::{Serialize, Serializer};
 
 use crate::peers::Peers;
-use crate::routes;
 use crate::server::answer::{self, Answer};
 
-/// Most bytes of a form that a POST may bring.
-const FORM_MAX: usize = 16 * 1024;
-/// How long it may take to come.
+/// How long a form may take to come.
 const FORM_TIME: Duration = Duration::from_secs(10);
 /// The interface whose counters stand for the whole network (upstream `pkg/kubelet/stats/helper.go`).
 const DEFAULT_INTERFACE: &str = "eth0";
 
 /// `/stats/summary`.
 pub async fn serve(peers: &Peers, request: Request<Incoming>) -> Answer {
-    let query = request.uri().query().unwrap_or_default().to_owned();
-    let form = match tokio::time::timeout(FORM_TIME, form(request)).await {
-        Ok(Ok(form)) => form,
+    let small = match tokio::time::timeout(FORM_TIME, form::read(request)).await {
+        Ok(Ok(parameters)) => only_cpu_and_memory(&parameters),
         Ok(Err(problem)) => return failed(&format!("parse form failed: {problem}")),
         Err(_) => return failed("parse form failed: the body does not come"),
     };
-    let small = only_cpu_and_memory(&query, &form);
     match peers.summary(small).await {
         // No pods would say that there are none.
         Ok((node, _)) if !node.pods_known => {
@@ -46,21 +42,9 @@ fn failed(problem: &str) -> Answer {
     answer::text(StatusCode::INTERNAL_SERVER_ERROR, format!("Internal Error: {problem}"))
 }
 
-/// The parameters that a POST brings in its body; other bodies are not looked at.
-async fn form(request: Request<Incoming>) -> Result<String, &'static str> {
-    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    let is_form = kind.split(';').next().is_some_and(|kind| kind.trim() == "application/x-www-form-urlencoded");
-    if request.method() != Method::POST || !is_form {
-        return Ok(String::new());
-    }
-    let body =
-        Limited::new(request.into_body(), FORM_MAX).collect().await.map_err(|_| "http: request body too large")?;
-    Ok(String::from_utf8_lossy(&body.to_bytes()).into_owned())
-}
-
 /// Upstream: only when it is there exactly once and says "true".
-fn only_cpu_and_memory(query: &str, form: &str) -> bool {
-    let mut values = [form, query].into_iter().flat_map(routes::pairs).filter(|(key, _)| key == "only_cpu_and_memory");
+fn only_cpu_and_memory(parameters: &[(String, String)]) -> bool {
+    let mut values = parameters.iter().filter(|(key, _)| key == "only_cpu_and_memory");
     values.next().is_some_and(|(_, value)| value == "true") && values.next().is_none()
 }
 
