@@ -180,8 +180,8 @@ pub fn set_defaults(config: &mut KubeletConfiguration, presence: Presence, gates
     }
     text(&mut config.volume_plugin_dir, DEFAULT_VOLUME_PLUGIN_DIR);
     text(&mut config.logging.format, "text");
-    if config.logging.flush_frequency.0.is_zero() {
-        config.logging.flush_frequency = DurationOrNanos(seconds(5));
+    if config.logging.flush_frequency.duration.is_zero() {
+        config.logging.flush_frequency = DurationOrNanos { duration: seconds(5), as_text: true };
     }
     if gates.enabled(Feature::KubeletCrashLoopBackOffMax) {
         config.crash_loop_back_off.max_container_restart_period.get_or_insert(seconds(300));

@@ -283,17 +283,52 @@ impl<T> Omit for BTreeMap<String, T> {
     }
 }
 
-/// `logging.flushFrequency`: a duration string or, for old files and kubeadm's zero values, whole nanoseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
-#[serde(transparent)]
-pub struct DurationOrNanos(pub GoDuration);
+/// `logging.flushFrequency`: a duration string or, for old files and kubeadm's zero values, whole nanoseconds. It is written as
+/// it was read (upstream `component-base/logs/api/v1`, TimeOrMetaDuration).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
+#[serde(from = "WrittenDuration")]
+pub struct DurationOrNanos {
+    pub duration: GoDuration,
+    /// Read from a duration string, and written as one.
+    pub as_text: bool,
+}
+
+/// How JSON has it.
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(untagged)]
+enum WrittenDuration {
+    Nanos(i64),
+    Text(GoDuration),
+}
+
+impl From<WrittenDuration> for DurationOrNanos {
+    fn from(written: WrittenDuration) -> Self {
+        match written {
+            WrittenDuration::Nanos(nanos) => {
+                DurationOrNanos { duration: GoDuration::from_nanos(nanos), as_text: false }
+            }
+            WrittenDuration::Text(duration) => DurationOrNanos { duration, as_text: true },
+        }
+    }
+}
+
+impl serde::Serialize for DurationOrNanos {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let written = match self.as_text {
+            true => WrittenDuration::Text(self.duration),
+            false => WrittenDuration::Nanos(self.duration.as_nanos()),
+        };
+        written.serialize(serializer)
+    }
+}
 
 impl Field for DurationOrNanos {
     fn decode(value: &Value, path: &str, findings: &mut Findings) -> Self {
-        if value.is_number() {
-            return DurationOrNanos(GoDuration::from_nanos(i64::decode(value, path, findings)));
-        }
-        DurationOrNanos(GoDuration::decode(value, path, findings))
+        let duration = match value.is_number() {
+            true => GoDuration::from_nanos(i64::decode(value, path, findings)),
+            false => GoDuration::decode(value, path, findings),
+        };
+        DurationOrNanos { duration, as_text: value.is_string() }
     }
 }
 

@@ -82,7 +82,8 @@ pub fn load_file(path: &Path, process_gates: &BTreeMap<String, bool>) -> Result<
     Ok(Loaded { config, warnings })
 }
 
-/// Merges the drop-ins of `--config-dir` over `base`, in lexical order.
+/// Merges the drop-ins of `--config-dir` over `base`, in lexical order. Also where there are none what is empty in `base` is left
+/// out, and defaulted anew (upstream `cmd/kubelet/app/server.go` mergeKubeletConfigurations).
 pub fn merge_drop_ins(
     base: &KubeletConfiguration,
     directory: &Path,
@@ -90,9 +91,6 @@ pub fn merge_drop_ins(
 ) -> Result<KubeletConfiguration, LoadError> {
     let mut files = Vec::new();
     walk(directory, 0, &mut files)?;
-    if files.is_empty() {
-        return Ok(base.clone());
-    }
     let mut merged = serde_json::to_value(base).unwrap_or(Value::Null);
     let mut last = directory.to_owned();
     for file in files {
@@ -269,9 +267,44 @@ mod tests {
         )
         .unwrap();
         assert!(loaded.warnings.is_empty());
-        assert_eq!(loaded.config.logging.flush_frequency.0.to_string(), "5s");
+        assert_eq!(serde_json::to_value(loaded.config.logging.flush_frequency).unwrap(), "5s");
         assert!(loaded.config.shutdown_grace_period.is_zero());
         assert_eq!(loaded.config.container_runtime_endpoint, "unix:///run/containerd/containerd.sock");
+    }
+
+    #[test]
+    fn a_flush_frequency_is_written_as_it_was_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let none = BTreeMap::new();
+        for (given, written) in [
+            ("5000000000", serde_json::json!(5_000_000_000_u64)),
+            ("1", serde_json::json!(1)),
+            ("5s", serde_json::json!("5s")),
+            ("0", serde_json::json!("5s")),
+            ("null", serde_json::json!("5s")),
+            ("0s", serde_json::json!("5s")),
+        ] {
+            let config = load(&format!("logging: {{flushFrequency: {given}}}")).unwrap().config;
+            let shown = serde_json::to_value(&config).unwrap();
+            assert_eq!(shown["logging"]["flushFrequency"], written, "{given}");
+            // The same for the daemons, and below drop-ins.
+            assert_eq!(serde_json::from_value::<KubeletConfiguration>(shown).unwrap(), config, "{given}");
+            assert_eq!(merge_drop_ins(&config, folder.path(), &none).unwrap(), config, "{given}");
+        }
+    }
+
+    #[test]
+    fn a_folder_without_drop_ins_defaults_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("10.yaml"), "maxPods: 5\n").unwrap();
+        let merged = |body: &str| {
+            let base = load(body).unwrap().config;
+            merge_drop_ins(&base, folder.path(), &BTreeMap::new()).unwrap()
+        };
+        assert_eq!(merged("enforceNodeAllocatable: []").enforce_node_allocatable, ["pods"]);
+        assert_eq!(merged("enforceNodeAllocatable: [none]").enforce_node_allocatable, ["none"]);
+        let untouched = "maxPods: 20\nevictionHard: {}\n";
+        assert_eq!(merged(untouched), load(untouched).unwrap().config);
     }
 
     #[test]

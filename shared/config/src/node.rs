@@ -10,6 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use bulkhead_types::ip::parse_sloppy;
 use bulkhead_types::{GoDuration, InstancePaths, NodeName, Process, Quantity};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -165,10 +166,26 @@ pub struct Identity {
 /// Why no node configuration can be made of a configuration that is valid by itself.
 #[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
+    #[error("empty hostname is invalid")]
+    EmptyHostname,
     #[error("node name from {origin}")]
     NodeName { origin: &'static str, source: bulkhead_types::IdError },
     #[error("{field}")]
     Endpoint { field: &'static str, source: endpoint::EndpointError },
+}
+
+/// The override where one is given, be it of blanks alone, else the machine's name, trimmed and in lower case (upstream
+/// `component-helpers/node/util`, GetHostname).
+fn node_name(hostname: &str, overridden: &str) -> Result<NodeName, ResolveError> {
+    let (name, origin) = match overridden {
+        "" => (hostname, "the machine's host name"),
+        name => (name, "--hostname-override"),
+    };
+    let name = name.trim();
+    if name.is_empty() {
+        return Err(ResolveError::EmptyHostname);
+    }
+    NodeName::parse(&name.to_lowercase()).map_err(|source| ResolveError::NodeName { origin, source })
 }
 
 /// The sockets of the runtime and of its image service; what of them is deprecated is a warning.
@@ -204,13 +221,7 @@ impl NodeConfig {
     ) -> Result<(Self, Vec<String>), ResolveError> {
         let mut warnings = Vec::new();
         let hostname = identity.hostname.trim().to_lowercase();
-        let overridden = flags.hostname_override.trim().to_lowercase();
-        let (name, origin) = if overridden.is_empty() {
-            (&hostname, "the machine's host name")
-        } else {
-            (&overridden, "--hostname-override")
-        };
-        let node_name = NodeName::parse(name).map_err(|source| ResolveError::NodeName { origin, source })?;
+        let node_name = node_name(&hostname, &flags.hostname_override)?;
         // Checked with the flags: an error cannot come back here.
         let node_ips = crate::node_ip::parse(&flags.node_ip).unwrap_or_default();
         for entry in node_ips.ignored {
@@ -218,9 +229,9 @@ impl NodeConfig {
         }
         let mut cluster_dns = Vec::new();
         for entry in &kubelet.cluster_dns {
-            match entry.parse() {
-                Ok(address) => cluster_dns.push(address),
-                Err(_) => warnings.push(format!("clusterDNS: {entry:?} is no IP address, ignoring it")),
+            match parse_sloppy(entry) {
+                Some(address) => cluster_dns.push(address),
+                None => warnings.push(format!("clusterDNS: {entry:?} is no IP address, ignoring it")),
             }
         }
         let cgroup_root = if kubelet.cgroup_root.is_empty() { "/" } else { &kubelet.cgroup_root };
@@ -453,7 +464,7 @@ impl NodeConfig {
         let address = match self.kubelet.healthz_bind_address.as_str() {
             // The one name that is sometimes written there; upstream would resolve it.
             "localhost" => std::net::Ipv4Addr::LOCALHOST.into(),
-            address => address.parse().ok()?,
+            address => parse_sloppy(address)?,
         };
         Some(std::net::SocketAddr::new(address, port))
     }
@@ -540,7 +551,7 @@ mod tests {
             flags.hostname_override = " OTHER ".into();
             flags.root_dir = "/tmp/x".into();
             flags.node_ip = "junk,10.0.0.1".into();
-            kubelet.cluster_dns = vec!["10.96.0.10".into(), "nope".into()];
+            kubelet.cluster_dns = vec!["010.096.0.010".into(), "nope".into()];
             kubelet.container_runtime_endpoint = "/run/c.sock".into();
             kubelet.cgroup_root = "/a-b/c".into();
             kubelet.cgroup_driver = "systemd".into();
@@ -548,7 +559,8 @@ mod tests {
         .unwrap();
         assert_eq!(node.node_name.as_str(), "other");
         assert_eq!(node.paths.run_dir.display().to_string(), format!("/run/kubelet-{}", short_hash(b"/tmp/x")));
-        assert_eq!((node.node_ips.len(), node.cluster_dns.len(), warnings.len()), (1, 1, 3));
+        assert_eq!((node.node_ips.len(), warnings.len()), (1, 3));
+        assert_eq!(node.cluster_dns, ["10.96.0.10".parse::<IpAddr>().unwrap()]);
         assert_eq!(node.runtime_socket, Path::new("/run/c.sock"));
         assert_eq!(node.pods_cgroup(), "/a_b.slice/a_b-c.slice/a_b-c-kubepods.slice");
         let (node, _) = make(|_, kubelet| {
@@ -559,6 +571,10 @@ mod tests {
         assert!(node.kube_reserved().is_empty());
         assert_eq!(node.system_reserved()["cpu"].value(), 3);
         assert!(make(|flags, _| flags.hostname_override = "under_score".into()).is_err());
+        for blank in [" ", "\t \n"] {
+            let error = make(|flags, _| flags.hostname_override = blank.into()).unwrap_err();
+            assert_eq!(error.to_string(), "empty hostname is invalid");
+        }
         assert!(make(|_, kubelet| kubelet.container_runtime_endpoint = "tcp://1.2.3.4:5".into()).is_err());
     }
 
@@ -594,6 +610,8 @@ mod tests {
         assert_eq!(node.healthz_address(), None);
         node.kubelet.healthz_port = Some(10248);
         assert_eq!(node.healthz_address().unwrap().to_string(), "127.0.0.1:10248");
+        node.kubelet.address = "0.0.0.01".into();
+        assert_eq!(node.https_address().unwrap().to_string(), "0.0.0.1:10250");
         node.kubelet.kube_reserved.insert("cpu".into(), "250m".into());
         assert_eq!(node.kube_reserved()["cpu"].milli_value(), 250);
     }

@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use bulkhead_types::ip::parse_sloppy;
+
 /// Why the flag is refused; what cannot be parsed at all is skipped with a warning instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("bad --node-ip {value:?}: {why}")]
@@ -27,23 +29,21 @@ pub fn parse(value: &str) -> Result<NodeIps, NodeIpError> {
         return Ok(ips);
     }
     for entry in value.split(',') {
-        match entry.trim().parse::<IpAddr>() {
-            Ok(address) => ips.addresses.push(address),
-            Err(_) => ips.ignored.push(entry.to_owned()),
+        let entry = entry.trim();
+        match parse_sloppy(entry) {
+            Some(address) => ips.addresses.push(address),
+            None => ips.ignored.push(entry.to_owned()),
         }
     }
     match ips.addresses.as_slice() {
         [] | [_] => Ok(ips),
-        [first, second] => {
-            if first.is_ipv4() == second.is_ipv4() {
-                return refuse("must contain one IPv4 and one IPv6 address, not two of the same family");
-            }
+        [first, second] if first.is_ipv4() != second.is_ipv4() => {
             if first.is_unspecified() || second.is_unspecified() {
-                return refuse("a dual-stack pair must not include an unspecified address");
+                return refuse("dual-stack node IP cannot include '0.0.0.0' or '::'");
             }
             Ok(ips)
         }
-        _ => refuse("must contain either a single address or a dual-stack pair"),
+        _ => refuse("must contain either a single IP or a dual-stack pair of IPs"),
     }
 }
 
@@ -58,10 +58,22 @@ mod tests {
         for value in good {
             assert!(parse(value).is_ok(), "{value}");
         }
-        for value in ["1.1.1.1,2.2.2.2", "::1,::2", "0.0.0.0,::1", "1.1.1.1,::", "1.1.1.1,::1,2.2.2.2"] {
-            assert!(parse(value).is_err(), "{value}");
+        let (number, unspecified) = (
+            "must contain either a single IP or a dual-stack pair of IPs",
+            "dual-stack node IP cannot include '0.0.0.0' or '::'",
+        );
+        for (value, why) in [
+            ("1.1.1.1,2.2.2.2", number),
+            ("::1,::2", number),
+            ("1.1.1.1,::ffff:2.2.2.2", number),
+            ("1.1.1.1,::1,2.2.2.2", number),
+            ("0.0.0.0,::1", unspecified),
+            ("1.1.1.1,::", unspecified),
+        ] {
+            assert_eq!(parse(value).unwrap_err().to_string(), format!("bad --node-ip {value:?}: {why}"));
         }
-        assert_eq!(parse("junk,1.2.3.4").unwrap().ignored, ["junk"]);
+        assert_eq!(parse(" junk ,1.2.3.4").unwrap().ignored, ["junk"]);
+        assert_eq!(parse("01.2.3.004").unwrap().addresses, [IpAddr::from([1, 2, 3, 4])]);
         assert_eq!(parse("fd00::1,1.2.3.4").unwrap().addresses.len(), 2);
     }
 }

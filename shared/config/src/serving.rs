@@ -1,8 +1,10 @@
 //! What the HTTPS server is configured with, and which configurations of it cannot be started.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+
+use bulkhead_types::ip::parse_sloppy;
 
 use crate::NodeConfig;
 
@@ -53,7 +55,7 @@ impl NodeConfig {
     /// Where the HTTPS server listens; None: it is off.
     pub fn https_address(&self) -> Option<SocketAddr> {
         let port = u16::try_from(self.kubelet.port).ok().filter(|port| *port != 0)?;
-        let address: IpAddr = self.kubelet.address.parse().ok()?;
+        let address = parse_sloppy(&self.kubelet.address)?;
         self.serves_https().then_some(SocketAddr::new(address, port))
     }
 

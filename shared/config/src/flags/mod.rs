@@ -160,7 +160,7 @@ impl Flag {
             Set::Path(place) if text.starts_with('/') => *place(settings) = PathBuf::from(path_text::clean(text)),
             Set::Path(place) => *place(settings) = PathBuf::from(text),
             Set::Ip(place) => {
-                if !text.is_empty() && text.parse::<std::net::IpAddr>().is_err() {
+                if !text.is_empty() && bulkhead_types::ip::parse_sloppy(text).is_none() {
                     return Err(format!("{text:?} is not a valid IP address"));
                 }
                 // An empty one sets nothing (upstream `pkg/util/flag` IPVar).

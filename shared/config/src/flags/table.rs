@@ -84,7 +84,7 @@ pub(super) const FLAGS: &[Flag] = &[
     cadvisor("storage-driver-user", IgnoredType::Text, "root", "User of the storage driver"),
     global("version", None, Custom("version", values::version), "", "Print the version: --version in short, --version=raw in full; --version=vX.Y.Z... sets the reported version"),
 
-    log("log-flush-frequency", None, Span(|s| &mut s.kubelet.logging.flush_frequency.0), "5s", "Longest time that a log line is held back"),
+    log("log-flush-frequency", None, Span(|s| &mut s.kubelet.logging.flush_frequency.duration), "5s", "Longest time that a log line is held back"),
     old_log("log-json-info-buffer-size", Custom("quantity", values::json_buffer), "", "Buffer of info lines in JSON form with split streams; needs feature gate LoggingAlphaOptions"),
     old_log("log-json-split-stream", Bool(|s| &mut s.kubelet.logging.options.json.split_stream), "", "Errors to stderr and info to stdout in JSON form; needs feature gate LoggingAlphaOptions"),
     old_log("log-text-info-buffer-size", Custom("quantity", values::text_buffer), "", "Buffer of info lines in text form with split streams; needs feature gate LoggingAlphaOptions"),

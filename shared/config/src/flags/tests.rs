@@ -180,15 +180,48 @@ fn lists_and_maps() {
             .reserved_memory;
     assert_eq!((memory.len(), memory[0].limits.len()), (3, 2));
     assert_eq!(parsed(&["--vmodule=a=1,b=2"]).kubelet.logging.vmodule.len(), 2);
-    for bad in [
-        "--register-with-taints=a:NoSchedule,a=b:NoSchedule",
-        "--reserved-memory=0:cpu=1",
-        "--reserved-memory=a:memory=1",
-        "--reserved-memory=0:memory",
-        "--register-with-taints=a",
-        "--register-with-taints=a/b/c:NoExecute",
-    ] {
+    for bad in ["--reserved-memory=0:cpu=1", "--reserved-memory=a:memory=1", "--reserved-memory=0:memory"] {
         refusal(&[bad]);
+    }
+}
+
+/// As upstream's `pkg/util/taints` ParseTaints.
+#[test]
+fn taints() {
+    let taken = |text: &str| {
+        let taints = parsed(&[&format!("--register-with-taints={text}")]).kubelet.register_with_taints;
+        taints
+            .iter()
+            .map(|taint| format!("{}={}:{}", taint.key, taint.value, taint.effect))
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    for (text, taints) in [
+        ("", ""),
+        ("foo=abc:NoSchedule,bar:NoExecute", "foo=abc:NoSchedule bar=:NoExecute"),
+        ("foo=abc:NoSchedule,foo:NoExecute", "foo=abc:NoSchedule foo=:NoExecute"),
+        ("foo:NoSchedule-", ""),
+        ("foo-", ""),
+        ("foo=abc:NoSchedule-,bar:NoSchedule,foo-", "bar=:NoSchedule"),
+        ("bar:NoSchedule,bar:NoSchedule-", "bar=:NoSchedule"),
+    ] {
+        assert_eq!(taken(text), taints, "{text}");
+    }
+    for (text, why) in [
+        ("foo", "invalid taint spec: foo"),
+        ("foo=abc", "invalid taint spec: foo=abc, "),
+        ("foo=abc:NoSchedule:x", "invalid taint spec: foo=abc:NoSchedule:x"),
+        ("foo=a=b:NoSchedule", "invalid taint spec: foo=a=b:NoSchedule"),
+        ("foo=abc:Never", "invalid taint effect: Never, unsupported taint effect"),
+        ("foo:Never-", "invalid taint effect: Never, unsupported taint effect"),
+        ("foo=a/b:NoSchedule", "invalid taint spec: foo=a/b:NoSchedule, "),
+        ("a/b/c:NoExecute", "invalid taint spec: a/b/c:NoExecute, "),
+        ("-", "invalid taint spec: , "),
+        ("foo:NoSchedule,", "invalid taint spec: , "),
+        ("a:NoSchedule,a=b:NoSchedule", "duplicated taints with the same key and effect: a:NoSchedule"),
+    ] {
+        let refused = refusal(&[&format!("--register-with-taints={text}")]);
+        assert!(refused.contains(why), "{text}: {refused}");
     }
 }
 

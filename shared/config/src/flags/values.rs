@@ -140,25 +140,45 @@ pub(super) fn headers(settings: &mut Settings, text: &str, first: bool) -> Resul
 }
 
 pub(super) fn taints(settings: &mut Settings, text: &str, _first: bool) -> Result<(), String> {
-    let taints = text.split(',').filter(|_| !text.is_empty()).map(taint).collect::<Result<Vec<_>, _>>()?;
-    for (index, taint) in taints.iter().enumerate() {
-        if taints[..index].iter().any(|earlier| (&earlier.key, &earlier.effect) == (&taint.key, &taint.effect)) {
+    let mut taints: Vec<Taint> = Vec::new();
+    for spec in text.split(',').filter(|_| !text.is_empty()) {
+        // A removal is checked, and nothing is there to be removed (upstream `pkg/util/taints` ParseTaints).
+        if let Some(removed) = spec.strip_suffix('-') {
+            taint(removed)?;
+            continue;
+        }
+        let taint = taint(spec)?;
+        if taint.effect.is_empty() {
+            return Err(format!("invalid taint spec: {spec}"));
+        }
+        if taints.iter().any(|earlier| (&earlier.key, &earlier.effect) == (&taint.key, &taint.effect)) {
             return Err(format!("duplicated taints with the same key and effect: {}:{}", taint.key, taint.effect));
         }
+        taints.push(taint);
     }
     settings.kubelet.register_with_taints = taints;
     Ok(())
 }
 
+/// `key=value:Effect`, `key:Effect`, or `key` alone, whose effect is empty.
 fn taint(text: &str) -> Result<Taint, String> {
-    let invalid = |why: &str| format!("invalid taint spec: {text}, {why}");
-    let (pair, effect) = text.split_once(':').ok_or_else(|| invalid("must be key=value:Effect or key:Effect"))?;
-    if !matches!(effect, "NoSchedule" | "PreferNoSchedule" | "NoExecute") {
-        return Err(invalid("effect must be NoSchedule, PreferNoSchedule or NoExecute"));
-    }
-    let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-    check_qualified_name(key).map_err(|why| invalid(&format!("key: {why}")))?;
-    check_label_value(value).map_err(|why| invalid(&format!("value: {why}")))?;
+    let invalid = || format!("invalid taint spec: {text}");
+    let (key, value, effect) = match text.split_once(':') {
+        None => (text, "", ""),
+        Some((_, effect)) if effect.contains(':') => return Err(invalid()),
+        Some((_, effect)) if !matches!(effect, "NoSchedule" | "PreferNoSchedule" | "NoExecute") => {
+            return Err(format!("invalid taint effect: {effect}, unsupported taint effect"));
+        }
+        Some((pair, effect)) => {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            if value.contains('=') {
+                return Err(invalid());
+            }
+            (key, value, effect)
+        }
+    };
+    check_label_value(value).map_err(|why| format!("{}, {why}", invalid()))?;
+    check_qualified_name(key).map_err(|why| format!("{}, {why}", invalid()))?;
     Ok(Taint { key: key.to_owned(), value: value.to_owned(), effect: effect.to_owned(), time_added: None })
 }
 

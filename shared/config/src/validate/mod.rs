@@ -4,6 +4,7 @@
 //! it starts its parts: here nothing is started before all of them hold.
 
 mod allocatable;
+mod allowlist;
 mod machine;
 mod resources;
 mod server;

@@ -1,6 +1,6 @@
 //! Limits of the servers, TLS, authorization, heartbeats and logging.
 
-use std::net::IpAddr;
+use bulkhead_types::ip::parse_sloppy;
 
 use super::{Limits, quoted};
 use crate::gates::Feature;
@@ -97,7 +97,7 @@ impl Limits<'_> {
     pub(super) fn server(&mut self) {
         let config = self.config;
         self.check(
-            config.address.parse::<IpAddr>().is_ok(),
+            parse_sloppy(&config.address).is_some(),
             "address",
             quoted(&config.address),
             "must be an IP address",
@@ -108,7 +108,7 @@ impl Limits<'_> {
         self.check(
             config.healthz_port() == 0
                 || config.healthz_bind_address == "localhost"
-                || config.healthz_bind_address.parse::<IpAddr>().is_ok(),
+                || parse_sloppy(&config.healthz_bind_address).is_some(),
             "healthzBindAddress",
             quoted(&config.healthz_bind_address),
             "must be an IP address, or localhost",
@@ -234,7 +234,7 @@ impl Limits<'_> {
     pub(super) fn logging(&mut self) {
         let logging = &self.config.logging;
         self.one_of("logging.format", &logging.format, &["text", "json"]);
-        let flush = logging.flush_frequency.0;
+        let flush = logging.flush_frequency.duration;
         self.check(flush.as_nanos() > 0, "logging.flushFrequency", flush, "must be above 0s");
         self.range("logging.verbosity", logging.verbosity.into(), 0, i32::MAX.into());
         if !logging.vmodule.is_empty() {

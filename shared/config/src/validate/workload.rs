@@ -2,7 +2,7 @@
 
 use bulkhead_types::{GoDuration, Quantity};
 
-use super::{Limits, quoted};
+use super::{Limits, allowlist, quoted};
 use crate::gates::Feature;
 
 const PULL_POLICIES: &[&str] =
@@ -83,19 +83,9 @@ impl Limits<'_> {
             );
         }
         for (index, entry) in list.iter().enumerate() {
-            let name = entry.strip_suffix("/*").unwrap_or(entry);
-            let last = name.rsplit('/').next().unwrap_or_default();
-            let plain = !name.is_empty()
-                && !name.contains('*')
-                && !name.contains(char::is_whitespace)
-                && !name.contains('@')
-                && (entry.ends_with("/*") || !last.contains(':'));
-            self.check(
-                plain,
-                &format!("preloadedImagesVerificationAllowlist[{index}]"),
-                quoted(entry),
-                "must be an image name without tag or digest, or a prefix that ends in /*",
-            );
+            if let Err(why) = allowlist::check(entry) {
+                self.refuse(format!("preloadedImagesVerificationAllowlist[{index}]"), quoted(entry), why.to_string());
+            }
         }
     }
 
