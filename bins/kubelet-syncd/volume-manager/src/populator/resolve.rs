@@ -218,7 +218,7 @@ fn secret(reference: Option<&SecretReference>) -> Option<ObjectRef> {
     })
 }
 
-fn source_of(spec: &PersistentVolumeSpec) -> Result<Source, String> {
+fn source_of(spec: &PersistentVolumeSpec) -> Result<Source, &'static str> {
     if let Some(csi) = &spec.csi {
         return Ok(Source::Csi(CsiSource {
             driver: csi.driver.clone(),
@@ -261,18 +261,8 @@ fn source_of(spec: &PersistentVolumeSpec) -> Result<Source, String> {
     if let Some(host) = &spec.host_path {
         return Ok(Source::HostPath { path: host.path.clone(), kind: host.type_.clone().unwrap_or_default() });
     }
-    Err(format!("volumes of kind {} are not supported by this node yet", kind(spec)))
-}
-
-/// The API's name of a kind that is not there.
-fn kind(v: &PersistentVolumeSpec) -> &'static str {
-    let kinds = [
-        // Upstream has none of these any more.
-        (v.cephfs.is_some(), "cephfs"),
-        (v.glusterfs.is_some(), "glusterfs"),
-        (v.rbd.is_some(), "rbd"),
-    ];
-    kinds.into_iter().find(|(there, _)| *there).map_or("unknown", |(_, name)| name)
+    // Upstream has none of the others (cephfs, glusterfs, rbd) any more.
+    Err("no volume plugin matched")
 }
 
 /// What an inline volume of a CSI driver is.

@@ -113,7 +113,7 @@ fn modes_and_uses() {
 }
 
 #[test]
-fn kinds_that_are_not_there_are_named() {
+fn kinds_that_are_not_there() {
     let cephfs = persistent_volume(|v| {
         v["spec"]["csi"] = json!(null);
         v["spec"]["cephfs"] = json!({"monitors": ["m"]});
@@ -122,7 +122,7 @@ fn kinds_that_are_not_there_are_named() {
     let used = Use { mounted: true, device: false };
     assert_eq!(
         persistent(&named, used, kept(), &cephfs).unwrap_err(),
-        "failed to get Plugin from volumeSpec for volume \"pv\" err=volumes of kind cephfs are not supported by this node yet"
+        "failed to get Plugin from volumeSpec for volume \"pv\" err=no volume plugin matched"
     );
 }
 
