@@ -26,7 +26,7 @@ pub struct Pod {
     pub uid: PodUid,
     pub namespace: Namespace,
     pub name: PodName,
-    /// RFC 3339, or empty.
+    /// When its sandbox was made, as upstream shows it: its figures began then. RFC 3339, or empty.
     pub started_at: String,
     /// Path of the pod's cgroup, when it has one.
     pub cgroup: Option<String>,
@@ -183,11 +183,13 @@ fn pod(state: PodState) -> Result<Pod, bulkhead_types::IdError> {
             volumes.push(PodVolume { name: VolumeName::parse(&volume.name)?, kind });
         }
     }
+    // A kubelet-syncd of before says nothing of the sandbox.
+    let began = if state.sandbox_created_at.is_empty() { state.started_at } else { state.sandbox_created_at };
     Ok(Pod {
         uid: PodUid::parse(&state.uid)?,
         namespace: Namespace::parse(&state.namespace)?,
         name: PodName::parse(&state.name)?,
-        started_at: state.started_at,
+        started_at: began,
         cgroup: crate::cgroup::pod_path(&state.cgroup),
         sandbox: Some(state.sandbox_id).filter(|id| bulkhead_types::SandboxId::parse(id).is_ok()),
         host_network: state.host_network,
@@ -230,6 +232,15 @@ mod tests {
         assert_eq!(kinds, [VolumeKind::EmptyDir, VolumeKind::Projected], "what is the host's is not measured");
         assert_eq!(pod.sandbox, None);
         assert_eq!(pod.cgroup.as_deref(), Some("/kubepods/podu1"));
+    }
+
+    #[test]
+    fn a_pod_began_with_its_sandbox() {
+        let of = |sandbox: &str| {
+            let began = PodState { started_at: "t1".into(), sandbox_created_at: sandbox.into(), ..state() };
+            pod(began).unwrap().started_at
+        };
+        assert_eq!([of("t2"), of("")], ["t2", "t1"]);
     }
 
     #[test]

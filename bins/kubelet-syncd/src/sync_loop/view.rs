@@ -175,9 +175,7 @@ pub fn publish(
             state.containers_may_run = false;
         }
         put_instances(state, runtime);
-        let sandbox = runtime.sandboxes.first();
-        state.sandbox_id = sandbox.map(|s| s.id.to_string()).unwrap_or_default();
-        state.sandbox_ready = runtime.has_ready_sandbox();
+        put_sandbox(state, runtime);
         state.ips = ips(status, runtime);
         let containers = summarize(status).into_iter();
         state.containers =
@@ -223,6 +221,18 @@ pub fn seen(node: &NodeContext, uid: &PodUid, runtime: &RuntimePod) {
     node.hub.modify_known(uid, |state| put_instances(state, runtime));
 }
 
+fn put_sandbox(state: &mut api::PodState, runtime: &RuntimePod) {
+    let sandbox = runtime.sandboxes.first();
+    state.sandbox_id = sandbox.map(|s| s.id.to_string()).unwrap_or_default();
+    state.sandbox_created_at = sandbox.map(|s| time(s.created_at)).unwrap_or_default();
+    state.sandbox_ready = runtime.has_ready_sandbox();
+}
+
+/// RFC 3339.
+fn time(at: SystemTime) -> String {
+    jiff::Timestamp::try_from(at).map(|at| at.to_string()).unwrap_or_default()
+}
+
 fn put_instances(state: &mut api::PodState, runtime: &RuntimePod) {
     if runtime.uid.is_none() && state.instances.is_none() {
         // Nobody has looked yet; that is not the same as nothing being there.
@@ -255,7 +265,6 @@ fn conditions(status: &PodStatus) -> Vec<api::Condition> {
 
 fn container(c: ContainerSummary, back_off_until: Option<SystemTime>) -> api::ContainerState {
     let back_off_until = back_off_until.filter(|_| c.state == "waiting");
-    let time = |at: SystemTime| jiff::Timestamp::try_from(at).map(|at| at.to_string()).unwrap_or_default();
     api::ContainerState {
         name: c.name,
         id: c.id,
@@ -365,5 +374,28 @@ pub fn count_runtime(metrics: &Metrics, pods: &[(PodUid, Arc<RuntimePod>)]) {
     for (label, state) in states {
         let count: usize = pods.iter().map(|(_, pod)| pod.containers.iter().filter(|c| c.state == state).count()).sum();
         metrics.running_containers.with_label_values(&[label]).set(count as f64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use kubelet_model::fixtures::sandbox_status;
+    use kubelet_model::pod::model::SandboxState;
+
+    use super::*;
+
+    #[test]
+    fn the_sandbox_is_the_newest_one() {
+        let mut state = api::PodState::default();
+        let (mut old, new) =
+            (sandbox_status("s0", 0, SandboxState::NotReady), sandbox_status("s1", 1, SandboxState::Ready));
+        old.created_at += Duration::from_secs(7);
+        put_sandbox(&mut state, &RuntimePod { sandboxes: vec![new, old], ..RuntimePod::default() });
+        assert_eq!((state.sandbox_id.as_str(), state.sandbox_ready), ("s1", true));
+        assert_eq!(state.sandbox_created_at, "1970-01-01T00:00:00Z");
+        put_sandbox(&mut state, &RuntimePod::default());
+        assert_eq!(state, api::PodState::default());
     }
 }
