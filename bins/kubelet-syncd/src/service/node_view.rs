@@ -31,9 +31,10 @@ use kubelet_pleg::{EventSource, Pleg};
 const DEBOUNCE: Duration = Duration::from_millis(50);
 /// What announces no change of its own (PLEG's health, a source's errors) is looked at in this period.
 const LOOK: Duration = Duration::from_secs(1);
-/// Of the Node's JSON and of the images; together they fit into a message.
+/// Of the Node's JSON and the images together; with the rest they fit into a message.
+const BULK_MAX: usize = 224 << 10;
+/// Of the Node's JSON.
 const NODE_JSON_MAX: usize = 144 << 10;
-const IMAGES_MAX: usize = 80 << 10;
 /// Bytes of mirrors that nobody wants, in the message that has the Node, too.
 const MIRRORS_MAX: usize = 24 << 10;
 
@@ -185,11 +186,14 @@ impl NodeView {
         for shown in parts.node.iter().flat_map(|node| node.container_manager.shown()) {
             resources.extend(&shown.borrow());
         }
+        let images = first.images.borrow();
+        let room = BULK_MAX.saturating_sub(images.iter().map(image_bytes).sum());
+        let api_node_json = parts.api.as_ref().map(|api| node_json(&api.node.borrow(), room)).unwrap_or_default();
         api::NodeState {
             capacity: texts(&resources.capacity).into_iter().collect(),
             allocatable: texts(&resources.allocatable).into_iter().collect(),
-            images: fitting(&first.images.borrow()),
-            api_node_json: parts.api.as_ref().map(|api| node_json(&api.node.borrow())).unwrap_or_default(),
+            images: fitting(&images, BULK_MAX - api_node_json.len()),
+            api_node_json,
             ..state
         }
     }
@@ -274,20 +278,25 @@ fn fitting_mirrors<'a>(mirrors: impl Iterator<Item = &'a api::MirrorRef>) -> Vec
     mirrors.take_while(fits).cloned().collect()
 }
 
-/// As many of the largest as one message holds, whatever `nodeStatusMaxImages` allows.
-fn fitting(images: &[api::NodeImage]) -> Vec<api::NodeImage> {
+/// In a message, with what is around the names.
+fn image_bytes(image: &api::NodeImage) -> usize {
+    16 + image.names.iter().map(|name| name.len() + 4).sum::<usize>()
+}
+
+/// As many of the largest as have room in one message, whatever `nodeStatusMaxImages` allows.
+fn fitting(images: &[api::NodeImage], room: usize) -> Vec<api::NodeImage> {
     let mut bytes = 0;
     let fits = |image: &&api::NodeImage| {
-        bytes += 16 + image.names.iter().map(|name| name.len() + 4).sum::<usize>();
-        bytes <= IMAGES_MAX
+        bytes += image_bytes(image);
+        bytes <= room
     };
     images.iter().take_while(fits).cloned().collect()
 }
 
-/// A Node that does not fit is told without its list of images; one that does not fit even so, not at all: who writes it
-/// then asks the server.
-fn node_json(seen: &NodeSeen) -> Vec<u8> {
-    if seen.json.len() <= NODE_JSON_MAX {
+/// A Node that leaves no room for all images (`room`: what they leave), or does not fit, is told without its own list of them; one that
+/// does not fit even so, not at all: who writes it then asks the server.
+fn node_json(seen: &NodeSeen, room: usize) -> Vec<u8> {
+    if seen.json.len() <= room.min(NODE_JSON_MAX) {
         return seen.json.to_vec();
     }
     let smaller = seen.node.as_ref().and_then(|node| serde_json::to_vec(&**node).ok());
@@ -415,24 +424,25 @@ mod tests {
     #[test]
     fn a_message_holds_what_fits() {
         let image = |n: usize| api::NodeImage { names: vec!["n".repeat(n)], size_bytes: 1 };
-        assert_eq!(fitting(&[image(10), image(20)]).len(), 2);
-        assert_eq!(fitting(&vec![image(1000); 500]).len(), IMAGES_MAX / 1020);
+        assert_eq!(fitting(&[image(10), image(20)], BULK_MAX).len(), 2);
+        assert_eq!(fitting(&vec![image(1000); 500], 80 << 10).len(), (80 << 10) / 1020);
         let mirror = api::MirrorRef { name: "m".repeat(253), namespace: "n".repeat(63), uid: "u".repeat(36) };
         let told = fitting_mirrors(std::iter::repeat_n(&mirror, 10_000));
         assert!((50..1000).contains(&told.len()), "{}", told.len());
         assert_eq!(fitting_mirrors([&mirror; 3].into_iter()).len(), 3);
-        let node = |images: usize, annotation: usize| {
+        let node = |images: usize, annotation: usize, room: usize| {
             let names: Vec<_> = (0..images).map(|_| serde_json::json!({"names": ["n".repeat(100)]})).collect();
             let whole = serde_json::json!({"metadata": {"annotations": {"a": "x".repeat(annotation)}},
                 "status": {"images": names}});
             let json: Arc<[u8]> = serde_json::to_vec(&whole).unwrap().into();
             let mut node: k8s_openapi::api::core::v1::Node = serde_json::from_value(whole).unwrap();
             node.status.as_mut().unwrap().images = None;
-            node_json(&NodeSeen { synced: true, node: Some(Arc::new(node)), json }).len()
+            node_json(&NodeSeen { synced: true, node: Some(Arc::new(node)), json }, room).len()
         };
-        assert!((5000..10_000).contains(&node(50, 10)), "all of it");
-        assert!((10..200).contains(&node(2000, 10)), "without images");
-        assert_eq!(node(10, 200 << 10), 0);
+        assert!((5000..10_000).contains(&node(50, 10, BULK_MAX)), "all of it");
+        assert!((10..200).contains(&node(2000, 10, BULK_MAX)), "without images");
+        assert!((10..200).contains(&node(50, 10, 4 << 10)), "without images, where these take the room");
+        assert_eq!(node(10, 200 << 10, BULK_MAX), 0);
     }
 
     #[test]
