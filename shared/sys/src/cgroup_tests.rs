@@ -122,7 +122,7 @@ fn kernels_before_5_7_do_not_limit_reserved_huge_pages() {
         let apply = || hierarchies.apply(&CgroupPath::root(), &limits).unwrap();
         let [used, reserved] = [format!("hugetlb.2MB.{end}"), format!("hugetlb.2MB.rsvd.{end}")];
         std::fs::write(folder.path().join(&used), "").unwrap();
-        assert_eq!(apply(), [reserved.clone()]);
+        assert_eq!(apply(), [reserved.as_str()]);
         std::fs::write(folder.path().join(&reserved), "").unwrap();
         assert_eq!(apply(), Vec::<String>::new());
         for file in [used, reserved] {
