@@ -341,6 +341,11 @@ async fn statistics_are_handed_on() {
     let (status, body) = get(lab.read_only, "/stats/summary").await;
     let summary: serde_json::Value = serde_json::from_str(&body).unwrap();
     assert_eq!((status, &summary["pods"][0]["podRef"]["uid"]), (200, &serde_json::json!("u")));
+    let (status, body) = get(lab.read_only, "/stats/summary?a=%zz").await;
+    assert_eq!((status, body.trim_end()), (500, "Internal Error: parse form failed: invalid URL escape \"%zz\""));
+    let post =
+        "POST /stats/summary HTTP/1.1\r\nHost: n\r\nContent-Type: /\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+    assert_eq!(raw(lab.read_only, post).await.unwrap().0, 500);
     assert_eq!(get(lab.healthz, "/stats/summary").await.0, 404);
     let families = exposition::parse(&get(lab.read_only, "/metrics/cadvisor").await.1).unwrap();
     assert_eq!(value(&families, "container_memory_usage_bytes", Some("/")), Some(7.0));
