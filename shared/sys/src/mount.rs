@@ -287,7 +287,7 @@ mod tests {
         let point = dir.path().canonicalize().unwrap().join("vol");
         let mut info = MountInfo::new();
         let mount = info.containing(&point).unwrap().unwrap();
-        assert_eq!((mount.fs_type, &*mount.source), ("tmpfs", Path::new("tmpfs")));
+        assert_eq!((&*mount.fs_type, &*mount.source), ("tmpfs", Path::new("tmpfs")));
         assert!(mount.super_options.contains("size=1024k"), "{}", mount.super_options);
         assert_eq!(mount.super_options.contains("noswap"), mounted.noswap);
         assert_eq!(is_noswap_supported(), mounted.noswap);

@@ -24,9 +24,11 @@ pub struct Mount<'a> {
     pub options: &'a str,
     /// Peer group, when shared.
     pub shared: Option<u64>,
-    pub fs_type: &'a str,
+    /// A server of FUSE names its part, in any bytes: what is no text is replaced, as in the options.
+    pub fs_type: Cow<'a, str>,
     pub source: Cow<'a, Path>,
-    pub super_options: &'a str,
+    /// Paths stand in some (`lowerdir`).
+    pub super_options: Cow<'a, str>,
 }
 
 /// Reads the list again and again into the same buffer.
@@ -82,9 +84,9 @@ fn parse_line(line: &[u8]) -> Option<Mount<'_>> {
             shared = number(group);
         }
     }
-    let fs_type = text(next()?)?;
+    let fs_type = String::from_utf8_lossy(next()?);
     let source = path(next()?);
-    let super_options = text(next().unwrap_or_default())?;
+    let super_options = String::from_utf8_lossy(next().unwrap_or_default());
     Some(Mount { id, parent, device, root, mount_point, options, shared, fs_type, source, super_options })
 }
 
@@ -137,11 +139,22 @@ mod tests {
         assert_eq!((mount.id, mount.parent, mount.shared), (36, 35, Some(7)));
         assert_eq!(&*mount.mount_point, Path::new("/a b/c"));
         assert_eq!(&*mount.source, Path::new("tmp\\fs"));
-        assert_eq!((mount.fs_type, mount.super_options), ("tmpfs", "rw,size=1k"));
+        assert_eq!((&*mount.fs_type, &*mount.super_options), ("tmpfs", "rw,size=1k"));
         assert_eq!(parse_line(b"36 35 98:0 / / rw - ext4 /dev/vda rw").unwrap().shared, None);
         for bad in [&b""[..], b"36", b"x 35 98:0 / / rw - ext4 /dev/vda rw", b"36 35 98:0 / / rw shared:1"] {
             assert_eq!(parse_line(bad), None);
         }
+    }
+
+    /// Whoever mounts it decides on these bytes: a line that were left out would hide the mount from what unmounts it.
+    #[test]
+    fn a_line_with_bytes_that_are_no_text() {
+        let mount = parse_line(b"36 35 0:50 / /a rw - overlay overlay rw,lowerdir=/\xff/x,seclabel").unwrap();
+        assert_eq!((&*mount.mount_point, &*mount.fs_type), (Path::new("/a"), "overlay"));
+        assert_eq!(mount.super_options, "rw,lowerdir=/\u{fffd}/x,seclabel");
+        let mount = parse_line(b"36 35 0:51 /\xfe /\xff rw - fuse.\xff \xff rw").unwrap();
+        assert_eq!(mount.mount_point.as_os_str().as_bytes(), b"/\xff");
+        assert!(mount.fs_type.starts_with("fuse."));
     }
 
     #[test]

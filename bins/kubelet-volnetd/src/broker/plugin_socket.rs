@@ -114,7 +114,7 @@ fn is_own(path: &Path) -> bool {
     // The last one of a path is on top.
     match mounts.read() {
         Ok(all) => {
-            all.filter(|mount| mount.mount_point == path).last().is_some_and(|mount| OWN.contains(&mount.fs_type))
+            all.filter(|mount| mount.mount_point == path).last().is_some_and(|mount| OWN.contains(&&*mount.fs_type))
         }
         Err(error) => {
             tracing::warn!(%error, "failed to read mounts");

@@ -107,7 +107,7 @@ fn mounts_below(base: &Path) -> Result<HashMap<PathBuf, String>, VolumeError> {
     let mounts = info.read().map_err(VolumeError::Mounts)?;
     Ok(mounts
         .filter(|m| m.mount_point.starts_with(base))
-        .map(|m| (m.mount_point.into_owned(), m.fs_type.to_owned()))
+        .map(|m| (m.mount_point.into_owned(), m.fs_type.into_owned()))
         .collect())
 }
 

@@ -162,7 +162,8 @@ fn mounts_below(base: &Path) -> Result<Vec<Below>, VolumeError> {
     let mounts = info.read().map_err(VolumeError::Mounts)?;
     let mut points: BTreeMap<PathBuf, bool> = BTreeMap::new();
     for mount in mounts.filter(|m| m.mount_point.starts_with(base) && *m.mount_point != *base) {
-        *points.entry(mount.mount_point.into_owned()).or_default() |= nfs::is_nfs(mount.fs_type);
+        let is_served = nfs::is_nfs(&mount.fs_type);
+        *points.entry(mount.mount_point.into_owned()).or_default() |= is_served;
     }
     let mut below: Vec<Below> = points.into_iter().map(|(point, is_served)| Below { point, is_served }).collect();
     below.sort_by_key(|below| std::cmp::Reverse(below.point.components().count()));

@@ -162,7 +162,7 @@ fn of_place(place: &DiskPlace) -> Entered<'_> {
 fn is_foreign_below(mounts: &[Mount<'_>], pod: &PodUid) -> bool {
     let is_of_pod = |mount: &&Mount<'_>| mount.mount_point.iter().any(|part| part == pod.as_str());
     let others = || mounts.iter().filter(|mount| !is_of_pod(mount));
-    mounts.iter().filter(is_of_pod).filter(|mount| !MEMORY.contains(&mount.fs_type)).any(|mount| {
+    mounts.iter().filter(is_of_pod).filter(|mount| !MEMORY.contains(&&*mount.fs_type)).any(|mount| {
         let disk = innermost(others(), &mount.mount_point);
         disk.is_none_or(|disk| disk.device != mount.device)
     })
@@ -171,7 +171,7 @@ fn is_foreign_below(mounts: &[Mount<'_>], pod: &PodUid) -> bool {
 /// Whether the path, by its text, is on a file system with a server. Pure.
 fn is_served(mounts: &[Mount<'_>], path: &Path) -> bool {
     innermost(mounts.iter(), path)
-        .is_none_or(|mount| SERVED.contains(&mount.fs_type) || mount.fs_type.starts_with("fuse"))
+        .is_none_or(|mount| SERVED.contains(&&*mount.fs_type) || mount.fs_type.starts_with("fuse"))
 }
 
 /// Of several mounts on one point the last one listed lies on top.

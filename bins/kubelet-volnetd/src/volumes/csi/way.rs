@@ -8,7 +8,7 @@ use std::time::Duration;
 use bulkhead_sys::mount;
 use bulkhead_sys::mountinfo::MountInfo;
 use bulkhead_sys::open::{self, OpenError};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use super::super::VolumeError;
@@ -30,7 +30,7 @@ impl Mounts {
         let mut info = MountInfo::new();
         let mounts = info.read().map_err(VolumeError::Mounts)?;
         let below = mounts.filter(|mount| mount.mount_point.starts_with(base) && *mount.mount_point != *base);
-        Ok(Mounts(below.map(|mount| (mount.mount_point.into_owned(), mount.fs_type.to_owned())).collect()))
+        Ok(Mounts(below.map(|mount| (mount.mount_point.into_owned(), mount.fs_type.into_owned())).collect()))
     }
 
     /// Of those below a folder, read when they are first asked for.
@@ -175,7 +175,8 @@ pub const fn name_of(kind: FileType) -> &'static str {
     }
 }
 
-/// A handle to what is there, of whatever kind, and its kind; None: nothing is. Opens no device and waits for no FIFO.
+/// A handle to what is there, of whatever kind, and its kind; None: nothing is. Opens no device, waits for no FIFO, and asks no
+/// server for attributes.
 ///
 /// # Errors
 /// It lies behind a link.
@@ -195,8 +196,10 @@ pub fn handle(dir: BorrowedFd<'_>, shown: &Path, relative: &Path) -> Result<Opti
     let io = |doing| move |errno: Errno| CsiError::Io { doing, path: shown.join(relative), source: errno.into() };
     match rustix::fs::openat(&parent, name, flags, Mode::empty()) {
         Ok(handle) => {
-            let stat = rustix::fs::fstat(&handle).map_err(io("examine"))?;
-            Ok(Some((handle, FileType::from_raw_mode(stat.st_mode))))
+            // The kind is known to the kernel; the server of a mount may not answer.
+            let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+            let stat = rustix::fs::statx(&handle, "", flags, StatxFlags::TYPE).map_err(io("examine"))?;
+            Ok(Some((handle, FileType::from_raw_mode(stat.stx_mode.into()))))
         }
         Err(Errno::NOENT) => Ok(None),
         Err(errno) => Err(io("open")(errno)),

@@ -49,7 +49,7 @@ fn at(point: &Path) -> Result<Option<Mounted>, VolumeError> {
     let mut info = MountInfo::new();
     let mounts = info.read().map_err(VolumeError::Mounts)?;
     let there = mounts.filter(|mount| *mount.mount_point == *point).last();
-    Ok(there.map(|there| Mounted { fs_type: there.fs_type.to_owned(), device: there.device.to_owned() }))
+    Ok(there.map(|there| Mounted { fs_type: there.fs_type.into_owned(), device: there.device.to_owned() }))
 }
 
 /// Whether something is mounted there.
