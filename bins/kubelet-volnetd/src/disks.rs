@@ -11,9 +11,9 @@ use bulkhead_ipc::helper::{AskError, Asker};
 /// Longer than kubelet-disks gives one device: a check of a large one takes long, and whoever asks again waits behind it.
 const PATIENCE: Duration = Duration::from_secs(7 * 60 * 60);
 
-/// A scan of all SCSI hosts ends sooner, and so does what multipathd is asked; iscsid tries each portal of a target for two minutes,
-/// and whoever asks again waits behind it.
-const ATTACH: Duration = Duration::from_secs(20 * 60);
+/// A scan of all SCSI hosts ends sooner, and so does what multipathd is asked; iscsid tries each of up to 32 portals of a target for
+/// two minutes, and whoever asks again waits behind it.
+const ATTACH: Duration = Duration::from_secs(90 * 60);
 
 /// Why a device is not ready.
 #[derive(Debug, thiserror::Error)]

@@ -1,6 +1,7 @@
 //! How a disk of an iSCSI target is named, its folder with it, and what is written there for whoever detaches it (upstream
 //! `pkg/volume/iscsi`). Pure but for that file.
 
+use std::collections::HashSet;
 use std::io::Read as _;
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -12,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::validate::{InvalidRequest, bad};
 
-/// More than a target has.
-const MAX_PORTALS: usize = 8;
+/// More than a target has: each is logged in at, one after the other.
+const MAX_PORTALS: usize = 32;
 /// Longest name of anything, bytes; RFC 3720 gives names 223.
 const MAX_NAME: usize = 223;
 /// Upstream's file in a disk's folder.
@@ -104,7 +105,10 @@ impl Disk {
     /// # Errors
     /// A name is none.
     pub fn parse(wire: &IscsiDisk) -> Result<Self, InvalidRequest> {
-        let IscsiDisk { portals, iqn, lun, interface, init_interface, initiator_name, chap: _ } = wire;
+        let IscsiDisk { portals: all, iqn, lun, interface, init_interface, initiator_name, chap: _ } = wire;
+        // targetPortal is often named among the portals once more.
+        let mut seen = HashSet::new();
+        let portals: Vec<String> = all.iter().filter(|portal| seen.insert(*portal)).cloned().collect();
         if portals.len() > MAX_PORTALS {
             return Err(InvalidRequest::TooMany { field: "portals", count: portals.len(), max: MAX_PORTALS });
         }
@@ -124,7 +128,7 @@ impl Disk {
             return Err(bad("initiator_name", initiator_name, "an initiator's name"));
         }
         Ok(Disk {
-            portals: portals.clone(),
+            portals,
             iqn: iqn.clone(),
             lun: *lun,
             interface: interface.clone(),
@@ -299,7 +303,10 @@ mod tests {
         ] {
             refused(&|disk| disk.portals = vec![portal.into()]);
         }
-        refused(&|disk| disk.portals = vec!["10.0.0.1:1".into(); 9]);
+        let many = |count: u32| (1..=count).map(|port| format!("10.0.0.1:{port}")).collect::<Vec<_>>();
+        refused(&|disk| disk.portals = many(33));
+        let twice = [many(32), many(32)].concat();
+        assert_eq!(Disk::parse(&IscsiDisk { portals: twice, ..wire() }).unwrap().to_wire().portals, many(32));
         for iqn in ["", "x", "iqn./../x", "iqn. x", "iqn.a\nb", "--iqn.x"] {
             refused(&|disk| disk.iqn = iqn.into());
         }
