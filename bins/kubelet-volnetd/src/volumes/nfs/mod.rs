@@ -22,15 +22,15 @@ use rustix::io::Errno;
 use rustix::mount::MountAttrFlags;
 use serde::{Deserialize, Serialize};
 
-use self::negotiation::{Next, next, words};
+use self::negotiation::{negotiate, words};
 use self::options::{InvalidOption, Options};
 use super::{NFS, SetUp, VolumeError, pod_dir};
 use crate::node::Settings;
 use crate::validate::{self, InvalidRequest};
 
-/// The kernel's own patience with a server that does not answer is three minutes for each address that is tried; a worker in it
-/// is not given up before.
-pub const LONGEST_MOUNT: Duration = Duration::from_secs(1800);
+/// The kernel's own patience with a server that does not answer is three minutes for each address that is tried, by version 4 and
+/// then by version 3; a worker in it is not given up before.
+pub const LONGEST_MOUNT: Duration = Duration::from_secs(3600);
 /// Addresses of a server that are tried.
 const MAX_ADDRESSES: usize = 8;
 const MAX_PATH: usize = 1024;
@@ -164,29 +164,12 @@ fn is_mounted(target: &Path) -> Result<bool, VolumeError> {
     Ok(info.read().map_err(VolumeError::Mounts)?.any(|mount| *mount.mount_point == *target))
 }
 
-/// Tries addresses and versions in their order.
 fn mount(dir: BorrowedFd<'_>, nfs: &Nfs, target: &Path) -> Result<(), NfsReason> {
     let family = nfs.options.family;
-    let usable = nfs.addresses.iter().filter(|address| family.is_none_or(|family| family.has(**address)));
-    let mut last = None;
-    for address in usable {
-        let mut tried = 0;
-        while let Some(version) = nfs.options.versions.get(tried) {
-            let error = match one(dir, nfs, *address, *version) {
-                Ok(()) => return Ok(()),
-                Err(error) => error,
-            };
-            tracing::debug!(%address, %version, %error, "an export is not mounted this way");
-            let next = next(&nfs.options.versions, tried, error.errno);
-            last = Some(error);
-            match next {
-                Next::Version(place) => tried = place,
-                Next::Address => break,
-                Next::Nothing => return Err(refused(last, nfs, target)),
-            }
-        }
-    }
-    Err(refused(last, nfs, target))
+    let is_usable = |address: &IpAddr| family.is_none_or(|family| family.has(*address));
+    let usable: Vec<IpAddr> = nfs.addresses.iter().copied().filter(is_usable).collect();
+    negotiate(&usable, &nfs.options.versions, |address, version| one(dir, nfs, address, version))
+        .map_err(|last| refused(last, nfs, target))
 }
 
 fn refused(last: Option<ContextError>, nfs: &Nfs, target: &Path) -> NfsReason {

@@ -2,7 +2,9 @@
 //! does not do. Pure.
 
 use std::fmt;
+use std::net::IpAddr;
 
+use bulkhead_sys::fs_context::ContextError;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -66,6 +68,43 @@ pub fn next(versions: &[Version], tried: usize, errno: Errno) -> Next {
     }
 }
 
+/// Tries addresses and versions in their order.
+///
+/// # Errors
+/// The last attempt's; None where there is no address.
+pub fn negotiate(
+    addresses: &[IpAddr],
+    versions: &[Version],
+    mut attempt: impl FnMut(IpAddr, Version) -> Result<(), ContextError>,
+) -> Result<(), Option<ContextError>> {
+    let mut last = None;
+    for address in addresses {
+        let mut tried = 0;
+        while let Some(version) = versions.get(tried) {
+            let Err(error) = attempt(*address, *version) else { return Ok(()) };
+            tracing::debug!(%address, %version, %error, "an export is not mounted this way");
+            let next = next(versions, tried, error.errno);
+            last = Some((*version, error));
+            match next {
+                Next::Version(place) => tried = place,
+                Next::Address => break,
+                Next::Nothing => return Err(last.map(|(_, error)| error)),
+            }
+        }
+    }
+    let Some((version, error)) = last else { return Err(None) };
+    if version != Version::V3 && versions.contains(&Version::V3) && is_elsewhere(error.errno) {
+        return negotiate(addresses, &[Version::V3], attempt);
+    }
+    Err(Some(error))
+}
+
+/// Whether a server of version 3 alone may answer nevertheless: rpcbind knows its port, which need not be version 4's (mount.nfs's
+/// `nfs_autonegotiate`, which asks rpcbind as well whether version 4 has come up meanwhile; no program but the kernel asks it here).
+fn is_elsewhere(errno: Errno) -> bool {
+    matches!(errno, Errno::CONNREFUSED | Errno::TIMEDOUT | Errno::HOSTUNREACH)
+}
+
 /// A failure in mount.nfs's words. `said`: what the kernel had to say.
 pub fn words(errno: Errno, said: &str, source: &str, target: &str) -> String {
     let more = if said.is_empty() { String::new() } else { format!(": {said}") };
@@ -114,6 +153,39 @@ mod tests {
             assert_eq!(next(versions, tried, errno), wanted, "{versions:?} {tried} {errno}");
         }
         assert_eq!(Version::ALL.map(|version| version.to_string()), ["4.2", "4.1", "4.0", "3"]);
+    }
+
+    #[test]
+    fn what_does_not_listen_for_version_4_is_asked_for_version_3() {
+        let attempts = |addresses: &[&str], versions: &[Version], answer: &dyn Fn(&str, u32) -> Option<Errno>| {
+            let addresses: Vec<IpAddr> = addresses.iter().map(|one| one.parse().unwrap()).collect();
+            let mut made = Vec::new();
+            let result = negotiate(&addresses, versions, |address, version| {
+                made.push(format!("{address} {version}"));
+                let errno = answer(&address.to_string(), version.major);
+                errno.map_or(Ok(()), |errno| Err(ContextError { step: String::new(), errno, said: String::new() }))
+            });
+            (made.join(", "), result.map_err(|error| error.map(|error| error.errno)))
+        };
+        let all = &Version::ALL[..];
+        let refused = Some(Errno::CONNREFUSED);
+        let of_3 = |_: &str, major: u32| refused.filter(|_| major == 4);
+        assert_eq!(attempts(&["::1"], all, &of_3), ("::1 4.2, ::1 3".to_owned(), Ok(())));
+        assert_eq!(
+            attempts(&["::1"], &all[..3], &of_3),
+            ("::1 4.2".to_owned(), Err(refused)),
+            "version 4 is asked for"
+        );
+        let away = |_: &str, _: u32| Some(Errno::TIMEDOUT);
+        let made = "::1 4.2, 10.0.0.1 4.2, ::1 3, 10.0.0.1 3".to_owned();
+        assert_eq!(attempts(&["::1", "10.0.0.1"], all, &away), (made, Err(Some(Errno::TIMEDOUT))));
+        let denied = |_: &str, major: u32| Some(if major == 4 { Errno::HOSTUNREACH } else { Errno::ACCESS });
+        assert_eq!(attempts(&["::1"], all, &denied), ("::1 4.2, ::1 3".to_owned(), Err(Some(Errno::ACCESS))));
+        let no_route = |_: &str, _: u32| Some(Errno::NETUNREACH);
+        assert_eq!(attempts(&["::1"], all, &no_route), ("::1 4.2".to_owned(), Err(Some(Errno::NETUNREACH))));
+        let of_one = |address: &str, _: u32| refused.filter(|_| address == "::1");
+        assert_eq!(attempts(&["::1", "10.0.0.1"], all, &of_one), ("::1 4.2, 10.0.0.1 4.2".to_owned(), Ok(())));
+        assert_eq!(attempts(&[], all, &away), (String::new(), Err(None)));
     }
 
     #[test]
