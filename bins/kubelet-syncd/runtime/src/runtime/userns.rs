@@ -102,7 +102,9 @@ impl Pool {
         if count / length < u64::from(max_pods) {
             return Err(PoolError::TooFew(max_pods));
         }
-        Ok(Pool { first, blocks: count / length, length })
+        // What ends with the last id of all wraps around, and is mapped by no kernel (`map_write`: EINVAL).
+        let usable = count.min((IDS - 1).saturating_sub(first));
+        Ok(Pool { first, blocks: usable / length, length })
     }
 
     fn block(self, index: u64) -> Option<IdBlock> {

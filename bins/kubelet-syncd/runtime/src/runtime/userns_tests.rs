@@ -37,8 +37,11 @@ fn pools() {
     let pool = |ids, subordinate, pods| Pool::of(ids, subordinate, pods).map_err(|error| error.to_string());
     let ok = |first, blocks, length| Ok(Pool { first, blocks, length });
     let no = |why: &str| Err(why.to_owned());
-    assert_eq!(pool(65_536, None, 110), ok(65_536, 65_535, 65_536));
-    assert_eq!(pool(131_072, None, 110), ok(131_072, 32_767, 131_072));
+    // The kernel maps no block that ends with the last id.
+    assert_eq!(pool(65_536, None, 110), ok(65_536, 65_534, 65_536));
+    assert_eq!(pool(131_072, None, 110), ok(131_072, 32_766, 131_072));
+    assert_eq!(pool(65_536, Some((4_294_836_224, 131_072)), 2), ok(4_294_836_224, 1, 65_536));
+    assert_eq!(pool(65_536, Some((4_294_901_760, 65_536)), 1), ok(4_294_901_760, 0, 65_536));
     assert_eq!(pool(65_536, Some((131_072, 655_360)), 10), ok(131_072, 10, 65_536));
     assert_eq!(pool(65_537, None, 1), no("kubelet user namespace length 65537 is not a multiple of 65536"));
     assert_eq!(pool(0, None, 1), no("kubelet user namespace length 0 is not a multiple of 65536"));
