@@ -115,6 +115,8 @@ fn privileges_are_as_promised(machine: &Machine) -> Result<()> {
     let kubelet = machine.check(&["pidof", "kubelet"])?;
     let volnetd = machine.unit("kubelet-volnetd.service")?.main_pid;
     ensure!(kubelet.trim() == volnetd.to_string(), "pidof kubelet: {kubelet}, kubelet-volnetd: {volnetd}");
+    let shown = machine.check(&["cat", &format!("/proc/{volnetd}/comm")])?;
+    ensure!(shown.trim() == "kubelet", "{shown}");
     // The process table, by the processes' own word and the kernel's.
     eventually("all is as in the map", SHORT, || machine.check(&["kubelet-ctl", "privileges"]).map(drop))?;
     let said = machine.journal(&["--unit=kubelet", "--output=cat"])?;
