@@ -433,7 +433,7 @@ fn act(settings: &Settings, task: Task, fd: Option<OwnedFd>) -> Result<(Done, Op
             Done::Nothing
         }
         Task::BeginUnstage { staged } => {
-            stage::may_end(settings, &staged)?;
+            stage::may_begin_end(settings, &staged)?;
             Done::Nothing
         }
         Task::EndStage { staged } => {

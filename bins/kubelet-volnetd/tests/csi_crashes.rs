@@ -256,6 +256,29 @@ async fn files_of_drivers_that_never_answer_hold_up_one_volume() {
     let staging = csi.prepare_stage(to_stage(device(false))).await.unwrap().into_inner().staging_path;
     let silent_staging = SilentFs::mount_silent(Path::new(&staging)).unwrap();
 
+    // Who serves it may be a container of the very pod, which has not started: a mount alone is not entered.
+    tokio::time::timeout(LONG, csi.commit_stage(device(false))).await.unwrap().unwrap();
+    let plain = csi.commit_publish(to_commit("p", device(false)));
+    assert_eq!(tokio::time::timeout(LONG, plain).await.unwrap().unwrap().into_inner().host_path, target);
+    let again = csi.prepare_publish(to_publish("p", device(false)));
+    assert!(tokio::time::timeout(LONG, again).await.unwrap().unwrap().into_inner().committed_before);
+    assert_eq!(silent.unanswered() + silent_staging.unanswered(), 0);
+    let listed = tokio::time::timeout(LONG, published(&mut csi)).await.unwrap();
+    assert!(!listed[0].uncertain && listed[0].mounted, "{listed:?}");
+    let pod = TearDownPodRequest { pod_uid: "p".into(), guard: guard(epoch), volumes_only: false };
+    let torn = tokio::time::timeout(LONG, volumes.tear_down_pod(pod)).await.unwrap().unwrap().into_inner();
+    assert!(!torn.done && torn.left.len() == 1, "the driver's: {torn:?}");
+    tokio::time::timeout(LONG, csi.begin_unpublish(end(epoch, false))).await.unwrap().unwrap();
+    assert_eq!(silent.unanswered() + silent_staging.unanswered(), 0);
+    // The driver takes it back.
+    drop(silent);
+    csi.end_publish(end(epoch, false)).await.unwrap();
+
+    // What is to be given to a group is entered.
+    csi.prepare_publish(to_publish("p", device(false))).await.unwrap();
+    std::fs::create_dir_all(&target).unwrap();
+    let silent = SilentFs::mount_silent(Path::new(&target)).unwrap();
+
     let commit = CommitPublishRequest { fs_group: Some(2000), ..to_commit("p", device(false)) };
     let answer = tokio::time::timeout(SHORT, csi.commit_publish(commit.clone())).await;
     assert!(answer.is_err(), "{answer:?}");
@@ -264,7 +287,7 @@ async fn files_of_drivers_that_never_answer_hold_up_one_volume() {
     let listed = tokio::time::timeout(LONG, published(&mut csi)).await.unwrap();
     assert!(listed[0].uncertain && listed[0].mounted, "{listed:?}");
     let listed = tokio::time::timeout(LONG, staged(&mut csi)).await.unwrap();
-    assert!(listed[0].uncertain && listed[0].mounted, "{listed:?}");
+    assert!(!listed[0].uncertain && listed[0].mounted, "{listed:?}");
     let other = csi.prepare_publish(to_publish("q", device(false))).await.unwrap().into_inner().target_path;
     mount_tmpfs(Path::new(&other));
     let reply = csi.commit_publish(CommitPublishRequest { pod_uid: "q".into(), ..commit.clone() }).await.unwrap();
@@ -278,5 +301,42 @@ async fn files_of_drivers_that_never_answer_hold_up_one_volume() {
     let refused = tokio::time::timeout(LONG, csi.end_stage(unstage(epoch, false))).await.unwrap().unwrap_err();
     assert_eq!(refused.code(), tonic::Code::FailedPrecondition, "{refused:?}");
     drop((silent, silent_staging));
+    program.stop().await;
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn what_is_mounted_elsewhere_on_the_machine_is_not_unstaged() {
+    let Some(program) = Program::new("csi-elsewhere") else { return };
+    let remote = Remote { dir: program.remote.dir.clone() };
+    let epoch = ready(&remote).await;
+    let channel = remote.channel(SYNCD).await;
+    let (mut csi, mut volumes) = (CsiClient::new(channel.clone()), VolumesClient::new(channel));
+    volumes.prepare_pod(PreparePodRequest { pod_uid: "p".into() }).await.unwrap();
+    let staging = csi.prepare_stage(to_stage(device(false))).await.unwrap().into_inner().staging_path;
+    mount_tmpfs(Path::new(&staging));
+    csi.commit_stage(device(false)).await.unwrap();
+    let target = csi.prepare_publish(to_publish("p", device(false))).await.unwrap().into_inner().target_path;
+    let by_hand = remote.dir.join("host/by-hand");
+    std::fs::create_dir_all(&by_hand).unwrap();
+    std::fs::create_dir_all(&target).unwrap();
+    for point in [&by_hand, Path::new(&target)] {
+        rustix::mount::mount_bind(Path::new(&staging), point).unwrap();
+        let refused = csi.begin_unstage(unstage(epoch, false)).await.unwrap_err();
+        let text = format!(
+            "GetDeviceMountRefs check failed: the device mount path {staging:?} is still mounted by other references [{}]",
+            point.display()
+        );
+        assert_eq!((refused.code(), refused.message()), (tonic::Code::FailedPrecondition, text.as_str()));
+        assert!(!staged(&mut csi).await[0].uncertain, "it stays as it is");
+        rustix::mount::unmount(point, rustix::mount::UnmountFlags::empty()).unwrap();
+    }
+    // Of a server one file system may be two volumes.
+    let other = CsiDevice { volume_handle: "other".into(), ..device(false) };
+    let twin = csi.prepare_stage(to_stage(other.clone())).await.unwrap().into_inner().staging_path;
+    rustix::mount::mount_bind(Path::new(&staging), Path::new(&twin)).unwrap();
+    csi.begin_unstage(unstage(epoch, false)).await.unwrap();
+    rustix::mount::unmount(Path::new(&twin), rustix::mount::UnmountFlags::empty()).unwrap();
+    rustix::mount::unmount(Path::new(&staging), rustix::mount::UnmountFlags::empty()).unwrap();
+    csi.end_stage(unstage(epoch, false)).await.unwrap();
     program.stop().await;
 }

@@ -131,6 +131,7 @@ fn code_of_disk(error: &DiskError) -> Code {
 fn code_of_csi(error: &CsiError) -> Code {
     match error {
         CsiError::StillMounted { .. }
+        | CsiError::MountedElsewhere { .. }
         | CsiError::StillPublished { .. }
         | CsiError::Another { .. }
         | CsiError::Readable { .. } => Code::FailedPrecondition,
@@ -174,7 +175,7 @@ fn code_of_sub_path(error: &SubPathError) -> Code {
 fn code_of_ownership(error: &OwnershipError) -> Code {
     match error {
         OwnershipError::TakesLong { .. } => Code::Unavailable,
-        OwnershipError::Root(source) => code_of_io(source),
+        OwnershipError::Root(source) | OwnershipError::Entry { source, .. } => code_of_io(source),
     }
 }
 

@@ -114,7 +114,7 @@ fn give(parent: &OwnedFd, volume: &VolumeName, group: Group) -> Result<(), Owner
     if group.on_root_mismatch && ownership::is_given(root.as_fd(), group.id, Access::ReadWrite)? {
         return Ok(());
     }
-    ownership::give(root.as_fd(), group.id, Access::ReadWrite, ownership::PATIENCE).map(|_| ())
+    ownership::forgiving(ownership::give(root.as_fd(), group.id, Access::ReadWrite, ownership::PATIENCE))
 }
 
 fn is_ready(pod_dir: &OwnedFd, meta: &Path) -> bool {

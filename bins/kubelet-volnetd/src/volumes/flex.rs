@@ -171,7 +171,8 @@ pub fn give(settings: &Settings, pod: &PodUid, flex: &FlexVolume, group: Group) 
     if group.on_root_mismatch && ownership::is_given(root.as_fd(), group.id, Access::ReadWrite).map_err(error)? {
         return Ok(());
     }
-    ownership::give(root.as_fd(), group.id, Access::ReadWrite, ownership::PATIENCE).map_err(error).map(|_| ())
+    let walked = ownership::give(root.as_fd(), group.id, Access::ReadWrite, ownership::PATIENCE);
+    ownership::forgiving(walked).map_err(error)
 }
 
 /// Takes the binds of subPaths of these volumes away, before a driver is asked to unmount (upstream CleanSubPaths).

@@ -135,7 +135,11 @@ fn give(
     if group.on_root_mismatch && ownership::is_given(root.as_fd(), group.id, Access::ReadWrite)? {
         return Ok(());
     }
-    ownership::give(root.as_fd(), group.id, Access::ReadWrite, ownership::PATIENCE).map(|_| ())
+    let walked = ownership::give(root.as_fd(), group.id, Access::ReadWrite, ownership::PATIENCE);
+    match local.plugin {
+        Plugin::Local => walked.map(|_| ()),
+        Plugin::Fc | Plugin::Iscsi | Plugin::Flex => ownership::forgiving(walked),
+    }
 }
 
 /// Whether another pod has the same folder of the same file system.

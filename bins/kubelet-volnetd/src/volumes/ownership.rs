@@ -2,14 +2,14 @@
 //!
 //! Depth-first, children before their directory, the root last: a walk that was cut short is seen at the root and done
 //! again. Every entry gets the group; what is not a link gets `rw` (or `r`, in a volume that is read-only) for owner and
-//! group, directories also `x` and the setgid bit. Nothing is ever taken away. What cannot be changed is told and left,
-//! as upstream has it.
+//! group, directories also `x` and the setgid bit. Nothing is ever taken away. What cannot be changed is told and left, and what
+//! cannot be looked at ends the walk, as upstream has it (`walkDeep`); what is gone meanwhile does not.
 //!
 //! Entries are handled through handles of the very object, so a pod that swaps names meanwhile changes nothing outside
 //! the volume; other mounts inside are not entered. What is right already is not touched: a walk that is repeated is
 //! cheap.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -39,6 +39,23 @@ pub enum OwnershipError {
     TakesLong { group: u32, entries: u64 },
     #[error("failed to examine the volume's root")]
     Root(#[source] std::io::Error),
+    #[error("failed to {doing} {name:?} in the volume")]
+    Entry { doing: &'static str, name: OsString, source: std::io::Error },
+}
+
+/// Leaves a volume whose walk an entry has ended as it is, as upstream does for emptyDir, FlexVolume, Fibre Channel and iSCSI: the pod
+/// starts, and may not write everywhere.
+///
+/// # Errors
+/// Whatever else was in the way.
+pub fn forgiving(walked: Result<Walked, OwnershipError>) -> Result<(), OwnershipError> {
+    match walked {
+        Err(error @ OwnershipError::Entry { .. }) => {
+            tracing::warn!(error = bulkhead_types::chain(&error), "a part of a volume is not given to its group");
+            Ok(())
+        }
+        walked => walked.map(|_| ()),
+    }
 }
 
 /// Whether containers write to the volume.
@@ -92,7 +109,7 @@ pub fn give(root: BorrowedFd<'_>, group: u32, access: Access, patience: Duration
         done: Walked::default(),
         calm: false,
     };
-    walk.below(root, 1)?;
+    walk.below(root, OsStr::new("."), 1)?;
     // As any other entry: a server that lets nobody change owners has the volume's access decided by itself.
     match give_one(root, group, access) {
         Ok(()) => walk.done.entries += 1,
@@ -167,6 +184,11 @@ fn give_known(handle: BorrowedFd<'_>, facts: Facts, group: u32, access: Access) 
     Ok(())
 }
 
+fn entry_error(doing: &'static str, name: &OsStr) -> impl FnOnce(std::io::Error) -> OwnershipError {
+    let name = name.to_owned();
+    move |source| OwnershipError::Entry { doing, name, source }
+}
+
 struct Walk {
     group: u32,
     access: Access,
@@ -180,13 +202,17 @@ struct Walk {
 }
 
 impl Walk {
-    fn below(&mut self, dir: BorrowedFd<'_>, depth: usize) -> Result<(), OwnershipError> {
+    fn below(&mut self, dir: BorrowedFd<'_>, name: &OsStr, depth: usize) -> Result<(), OwnershipError> {
         let entries = match tree::list(dir, MAX_ENTRIES) {
             Ok(entries) => entries,
-            Err(error) => {
-                self.failed(OsStr::new("."), &error);
+            // It is gone meanwhile.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            // Our own bound is nothing that the volume is to blame for.
+            Err(error) if error.kind() == std::io::ErrorKind::QuotaExceeded => {
+                self.failed(name, &error);
                 return Ok(());
             }
+            Err(source) => return Err(entry_error("list", name)(source)),
         };
         for entry in entries {
             self.look_at_the_clock()?;
@@ -202,26 +228,19 @@ impl Walk {
             let handle = match rustix::fs::openat(dir, entry.name.as_os_str(), flags, Mode::empty()) {
                 Ok(handle) => handle,
                 Err(Errno::NOENT) => continue,
-                Err(errno) => {
-                    self.failed(&entry.name, &errno.into());
-                    continue;
-                }
+                Err(errno) => return Err(entry_error("open", &entry.name)(errno.into())),
             };
-            match self.one(&handle, depth) {
-                Ok(Ok(())) => self.done.entries += 1,
-                Ok(Err(errno)) => self.failed(&entry.name, &errno.into()),
-                Err(error) => return Err(error),
+            match self.one(&handle, &entry.name, depth)? {
+                Ok(()) => self.done.entries += 1,
+                Err(errno) => self.failed(&entry.name, &errno.into()),
             }
         }
         Ok(())
     }
 
-    /// The entry and what is below; the inner error is about this entry alone.
-    fn one(&mut self, handle: &OwnedFd, depth: usize) -> Result<rustix::io::Result<()>, OwnershipError> {
-        let facts = match Facts::of(handle.as_fd()) {
-            Ok(facts) => facts,
-            Err(errno) => return Ok(Err(errno)),
-        };
+    /// The entry and what is below; the inner error is about changing this entry alone.
+    fn one(&mut self, handle: &OwnedFd, name: &OsStr, depth: usize) -> Result<rustix::io::Result<()>, OwnershipError> {
+        let facts = Facts::of(handle.as_fd()).map_err(|errno| entry_error("examine", name)(errno.into()))?;
         if facts.mount != self.mount {
             return Ok(Ok(()));
         }
@@ -231,8 +250,9 @@ impl Walk {
             }
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             match rustix::fs::openat(handle, ".", flags, Mode::empty()) {
-                Ok(dir) => self.below(dir.as_fd(), depth + 1)?,
-                Err(errno) => return Ok(Err(errno)),
+                Ok(dir) => self.below(dir.as_fd(), name, depth + 1)?,
+                Err(Errno::NOENT) => {}
+                Err(errno) => return Err(entry_error("open", name)(errno.into())),
             }
             // What is below took its time.
             return Ok(give_one(handle.as_fd(), self.group, self.access));
@@ -279,6 +299,7 @@ impl Walk {
 mod tests {
     use super::*;
     use bulkhead_sys::open;
+    use bulkhead_testkit::silent_fs::SilentFs;
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
     use std::path::Path;
 
@@ -336,6 +357,28 @@ mod tests {
         assert!(!is_given(root.as_fd(), 2000, Access::ReadWrite).unwrap());
         give(root.as_fd(), 2000, Access::ReadWrite, PATIENCE).unwrap();
         assert!(is_given(root.as_fd(), 2000, Access::ReadWrite).unwrap());
+    }
+
+    /// As upstream's walkDeep: what is below such a folder would stay what it is, and the pod would start.
+    #[test]
+    fn what_cannot_be_looked_at_ends_the_walk() {
+        let entry = || OwnershipError::Entry {
+            doing: "list",
+            name: "d".into(),
+            source: std::io::Error::from_raw_os_error(Errno::IO.raw_os_error()),
+        };
+        assert!(forgiving(Err(entry())).is_ok() && forgiving(Ok(Walked::default())).is_ok());
+        assert!(forgiving(Err(OwnershipError::TakesLong { group: 1, entries: 1 })).is_err());
+        if !is_root() || !SilentFs::is_possible() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        // Its folders can be opened, and not be listed.
+        let mounted = SilentFs::mount(dir.path()).unwrap();
+        let root = open::base_dir(dir.path()).unwrap();
+        let refused = give(root.as_fd(), 2000, Access::ReadOnly, PATIENCE).unwrap_err();
+        assert!(matches!(refused, OwnershipError::Entry { doing: "list", .. }), "{refused}");
+        drop((root, mounted));
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! | [`paths`] | what is a name, and where upstream keeps what concerns it |
 //! | [`data`] | what `vol_data.json` says |
 //! | [`way`] | whether the way to a folder is ours |
+//! | [`references`] | where else on the machine what is staged is mounted |
 //! | [`stage`] | what is done once a node |
 //! | [`publish`] | what is done once a pod |
 //! | [`block`] | how a pod's device is bound, linked and held |
@@ -22,6 +23,7 @@ pub mod data;
 pub mod list;
 pub mod paths;
 pub mod publish;
+pub mod references;
 pub mod stage;
 pub mod way;
 
@@ -56,6 +58,10 @@ pub enum CsiError {
     Target { path: PathBuf, found: &'static str, allowed: &'static str },
     #[error("{path} is still mounted ({fs_type}), held by {holders}")]
     StillMounted { path: PathBuf, fs_type: String, holders: String },
+    #[error(
+        "GetDeviceMountRefs check failed: the device mount path {path:?} is still mounted by other references [{references}]"
+    )]
+    MountedElsewhere { path: PathBuf, references: String },
     #[error("{what} is still published to {pods}")]
     StillPublished { what: String, pods: String },
     #[error("{path} is not empty, and nothing is removed that a driver may need")]

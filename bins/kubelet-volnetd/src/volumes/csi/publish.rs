@@ -155,10 +155,13 @@ fn undo(pod: &OwnedFd, shown: &Path, folder: &Path) {
 
 /// Looks at what the driver has published, and makes it the pod's; gives what the runtime mounts.
 ///
+/// A mount is entered to give it to a group and for nothing else, as upstream's SetUpAt: a container of the very pod may be the one
+/// who serves it (GCS FUSE), which starts when all volumes are there, and one that has ended serves it no more.
+///
 /// # Errors
 /// It was not prepared; what is published is not what it has to be.
 pub fn commit(settings: &Settings, published: &Published, giving: Option<Giving>) -> Result<PathBuf, VolumeError> {
-    is_clear(settings, published)?;
+    let mounts = is_clear(settings, published)?;
     let pod = pod_dir(settings, &published.pod)?;
     let not_prepared = || CsiError::NotPrepared { what: published.what() };
     let folder = data_folder(settings, &pod, published)?.ok_or_else(not_prepared)?;
@@ -174,12 +177,14 @@ pub fn commit(settings: &Settings, published: &Published, giving: Option<Giving>
     let shown = settings.paths.pod(&published.pod);
     let relative = paths::pod_mount(published.spec.as_str());
     let target = shown.join(&relative);
-    match way::handle(pod.as_fd(), &shown, &relative)? {
-        Some((_, FileType::Directory)) => {}
-        Some((_, kind)) => {
-            return Err(CsiError::Target { path: target, found: way::name_of(kind), allowed: "a folder" }.into());
+    if !mounts.at(&target) {
+        match way::handle(pod.as_fd(), &shown, &relative)? {
+            Some((_, FileType::Directory)) => {}
+            Some((_, kind)) => {
+                return Err(CsiError::Target { path: target, found: way::name_of(kind), allowed: "a folder" }.into());
+            }
+            None => return Err(CsiError::NoTarget { path: target }.into()),
         }
-        None => return Err(CsiError::NoTarget { path: target }.into()),
     }
     if let Some(giving) = giving {
         let root = open::dir_beneath(pod.as_fd(), &relative).map_err(|error| way::refused(&target, error))?;

@@ -12,7 +12,7 @@ use super::super::{VolumeError, teardown};
 use super::data::{self, VolData};
 use super::list::belongs;
 use super::paths::{self, Nameless, Staged};
-use super::{CsiError, Prepared, way};
+use super::{CsiError, Prepared, references, way};
 use crate::node::Settings;
 
 /// Of a folder that pods have.
@@ -144,12 +144,12 @@ fn undo(base: &OwnedFd, shown: &Path, staged: &Staged) {
     }
 }
 
-/// Looks at what the driver has staged in.
+/// Looks at what the driver has staged in, where that is no mount: who serves one need not answer yet.
 ///
 /// # Errors
 /// It was not prepared, or is no folder any more.
 pub fn commit(settings: &Settings, staged: &Staged) -> Result<(), VolumeError> {
-    is_clear(settings, staged)?;
+    let mounts = is_clear(settings, staged)?;
     let shown = paths::base(&settings.paths);
     let not_prepared = || CsiError::NotPrepared { what: staged.what() };
     let base = base(settings)?.ok_or_else(not_prepared)?;
@@ -157,6 +157,9 @@ pub fn commit(settings: &Settings, staged: &Staged) -> Result<(), VolumeError> {
     is_anothers(&folder, &shown.join(staged.data_folder()), staged)?;
     if !matches!(VolData::read(folder.as_fd()), Ok(Some(_))) {
         return Err(not_prepared().into());
+    }
+    if mounts.at(&shown.join(staged.target())) {
+        return Ok(());
     }
     match way::handle(base.as_fd(), &shown, &staged.target())? {
         Some((_, FileType::Directory)) => Ok(()),
@@ -182,11 +185,21 @@ pub fn pods_of_block(base: &OwnedFd, shown: &Path, spec: &str) -> Result<Vec<Str
     Ok(pods)
 }
 
-/// Refuses what must not be taken back yet: a block volume that a pod has.
+/// Refuses what a driver must not be asked to take back yet: a block volume that a pod has, a file system that is mounted elsewhere
+/// on the machine.
+///
+/// # Errors
+/// [`CsiError::StillPublished`], [`CsiError::MountedElsewhere`].
+pub fn may_begin_end(settings: &Settings, staged: &Staged) -> Result<(), VolumeError> {
+    may_end(settings, staged)?;
+    if staged.block.is_none() { references::is_mounted_nowhere_else(settings, staged) } else { Ok(()) }
+}
+
+/// Refuses to take away what a pod has of a block volume.
 ///
 /// # Errors
 /// [`CsiError::StillPublished`].
-pub fn may_end(settings: &Settings, staged: &Staged) -> Result<(), VolumeError> {
+fn may_end(settings: &Settings, staged: &Staged) -> Result<(), VolumeError> {
     match &staged.block {
         Some(spec) => is_published_to_none(settings, spec.as_str(), || staged.what()),
         None => Ok(()),

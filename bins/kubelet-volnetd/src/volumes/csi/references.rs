@@ -1,0 +1,140 @@
+//! Where else on the machine a file system that is staged is mounted (upstream `SearchMountPoints` of mount-utils, `HasMountRefs` of
+//! `pkg/volume/util`): who works in it there must not lose it, whoever has mounted it.
+//!
+//! A file system is one with another by its device and by the folder of the device that is mounted. Of a server (NFS, Ceph, and whoever
+//! else shares a superblock) two volumes may be both. Upstream then refuses to take either of them back while the other is there; here
+//! what is another volume's does not count: its own folder of staging, and what pods have of it.
+
+use std::os::fd::AsFd as _;
+use std::path::Path;
+
+use bulkhead_sys::mountinfo::{Mount, MountInfo};
+use bulkhead_types::PodUid;
+
+use super::super::{VolumeError, pod_dir, sub_path};
+use super::data::VolData;
+use super::paths::{self, Device, Staged};
+use super::{CsiError, way};
+use crate::node::Settings;
+
+/// Upstream's kubernetesPluginPathPrefix. What a folder's path has from there on its other paths have too, where the root directory
+/// is seen at several places.
+const PLUGINS: &str = "/plugins/kubernetes.io/";
+/// Folders of staging of all drivers.
+const OF_CSI: &str = "/plugins/kubernetes.io/csi/";
+
+/// # Errors
+/// [`CsiError::MountedElsewhere`]; mountinfo cannot be read.
+pub fn is_mounted_nowhere_else(settings: &Settings, staged: &Staged) -> Result<(), VolumeError> {
+    let target = paths::base(&settings.paths).join(staged.target());
+    let pods = settings.paths.pods();
+    let mut info = MountInfo::new();
+    let mounts: Vec<Mount<'_>> = info.read().map_err(VolumeError::Mounts)?.collect();
+    let counts = |point: &&Path| match place(&target, &pods, point) {
+        Place::OwnOrAnothers => false,
+        Place::OfPod { uid, spec, is_bind } => is_of(settings, uid, spec, &staged.device).unwrap_or(!is_bind),
+        Place::Elsewhere => true,
+    };
+    let others = of(&mounts, &target).into_iter().filter(counts);
+    let references: Vec<String> = others.map(|point| point.display().to_string()).collect();
+    if references.is_empty() {
+        return Ok(());
+    }
+    Err(CsiError::MountedElsewhere { path: settings.told(&target), references: references.join(" ") }.into())
+}
+
+/// Mount points of what is at `path`, without the mount that it is on. Pure.
+fn of<'a>(mounts: &'a [Mount<'a>], path: &Path) -> Vec<&'a Path> {
+    // Of several mounts on one point the last one listed lies on top.
+    let on = mounts.iter().filter(|mount| path.starts_with(&mount.mount_point));
+    let Some(on) = on.max_by_key(|mount| mount.mount_point.components().count()) else { return Vec::new() };
+    let inside = path.strip_prefix(&on.mount_point).unwrap_or(path);
+    let root = if inside.as_os_str().is_empty() { on.root.to_path_buf() } else { on.root.join(inside) };
+    let is_same = |mount: &&Mount<'_>| mount.id != on.id && mount.device == on.device && *mount.root == *root;
+    mounts.iter().filter(is_same).map(|mount| &*mount.mount_point).collect()
+}
+
+/// What a mount point is, by its path.
+#[derive(Debug, PartialEq, Eq)]
+enum Place<'a> {
+    /// The folder of staging by another path, another volume's, or a volume of a pod's that is of no CSI driver.
+    OwnOrAnothers,
+    /// What a pod has of a volume of a CSI driver's; or a bind of a subPath, of a volume of any kind.
+    OfPod { uid: &'a str, spec: &'a str, is_bind: bool },
+    /// An operator's, or another program's.
+    Elsewhere,
+}
+
+/// Pure.
+fn place<'a>(target: &Path, pods: &Path, point: &'a Path) -> Place<'a> {
+    let (target, text) = (target.to_string_lossy(), point.to_string_lossy());
+    let own = target.find(PLUGINS).map_or(&*target, |at| &target[at..]);
+    let is_anothers = text.contains(OF_CSI) && text.ends_with("/globalmount");
+    if text.contains(own) || is_anothers {
+        return Place::OwnOrAnothers;
+    }
+    let names: Option<Vec<&str>> =
+        point.strip_prefix(pods).ok().and_then(|inside| inside.iter().map(|n| n.to_str()).collect());
+    match names.as_deref() {
+        Some([uid, "volumes", paths::FOLDER, spec, ..]) => Place::OfPod { uid, spec, is_bind: false },
+        Some([_, "volumes", _, _, ..]) => Place::OwnOrAnothers,
+        Some([uid, sub_path::FOLDER, spec, ..]) => Place::OfPod { uid, spec, is_bind: true },
+        _ => Place::Elsewhere,
+    }
+}
+
+/// Whether what a pod has under this name is of the device; None where no file of ours says so.
+fn is_of(settings: &Settings, uid: &str, spec: &str, device: &Device) -> Option<bool> {
+    let pod = PodUid::parse(uid).ok()?;
+    let dir = pod_dir(settings, &pod).ok()?;
+    let folder = way::folder(dir.as_fd(), &settings.paths.pod(&pod), &paths::pod_folder(spec)).ok()??;
+    let data = VolData::read(folder.as_fd()).ok()??;
+    data.device().map(|of_pod| of_pod == *device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bulkhead_sys::mountinfo::parse;
+
+    const STAGED: &str = "/r/plugins/kubernetes.io/csi/d/h/globalmount";
+
+    fn points(text: &str, path: &str) -> Vec<String> {
+        let mounts: Vec<_> = parse(text.as_bytes()).collect();
+        of(&mounts, Path::new(path)).iter().map(|point| point.display().to_string()).collect()
+    }
+
+    #[test]
+    fn a_file_system_is_one_by_its_device_and_root() {
+        let text = "\
+1 0 254:0 / / rw - ext4 /dev/vda rw
+2 1 8:1 / /r/plugins/kubernetes.io/csi/d/h/globalmount rw - xfs /dev/sdb rw
+3 1 8:1 / /mnt/again rw - xfs /dev/sdb rw
+4 1 8:1 /part /mnt/part rw - xfs /dev/sdb rw
+5 1 8:2 / /mnt/other rw - xfs /dev/sdc rw
+6 1 254:0 /r/plugins/kubernetes.io/csi/d/plain/globalmount /mnt/plain rw - ext4 /dev/vda rw
+";
+        assert_eq!(points(text, STAGED), ["/mnt/again"]);
+        // A driver that mounts nothing where it stages.
+        assert_eq!(points(text, "/r/plugins/kubernetes.io/csi/d/plain/globalmount"), ["/mnt/plain"]);
+        assert!(points(text, "/r/plugins/kubernetes.io/csi/d/none/globalmount").is_empty());
+        assert!(points("", STAGED).is_empty());
+    }
+
+    #[test]
+    fn places() {
+        let of_pod = |spec, is_bind| Place::OfPod { uid: "u", spec, is_bind };
+        for (point, wanted) in [
+            ("/mnt/by-hand", Place::Elsewhere),
+            ("/r/plugins/d/own", Place::Elsewhere),
+            ("/r/pods/u/etc-hosts", Place::Elsewhere),
+            ("/mnt/disk/r/plugins/kubernetes.io/csi/d/h/globalmount", Place::OwnOrAnothers),
+            ("/r/plugins/kubernetes.io/csi/d/other/globalmount", Place::OwnOrAnothers),
+            ("/r/pods/u/volumes/kubernetes.io~csi/pv/mount", of_pod("pv", false)),
+            ("/r/pods/u/volumes/kubernetes.io~nfs/v", Place::OwnOrAnothers),
+            ("/r/pods/u/volume-subpaths/pv/c/0", of_pod("pv", true)),
+        ] {
+            assert_eq!(place(Path::new(STAGED), Path::new("/r/pods"), Path::new(point)), wanted, "{point}");
+        }
+    }
+}
