@@ -49,7 +49,7 @@ impl Process {
 struct Running {
     pid: u32,
     parent: u32,
-    /// What the kernel calls it: the program's name, 15 letters at most.
+    /// What the kernel calls it: the program's name or one that it has chosen, 15 letters at most.
     name: String,
     words: Vec<String>,
 }
@@ -150,12 +150,16 @@ fn is_named(process: &Running, name: &str) -> bool {
     process.words.first().is_some_and(|program| Path::new(program).file_name().is_some_and(|file| file == name))
 }
 
-/// `<name> --run-dir <folder>`. The unit of kubelet-volnetd gives it another first argument.
+/// The unit of kubelet-volnetd has it found under this name. The command of that name has no flag for the folder.
+const VOLNETD_OF_UNITS: (&str, &str) = ("kubelet-volnetd", "kubelet");
+
+/// `<name> --run-dir <folder>`.
 fn daemons(running: &[Running], name: &str, run_dir: &Path) -> Vec<Running> {
     let told = |process: &&Running| {
         process.words.windows(2).any(|pair| pair[0] == "--run-dir" && Path::new(&pair[1]) == run_dir)
     };
-    let named = |process: &&Running| is_named(process, name) || process.name == name;
+    let of_unit = |process: &Running| VOLNETD_OF_UNITS == (name, &*process.name) && is_named(process, &process.name);
+    let named = |process: &&Running| is_named(process, name) || process.name == name || of_unit(process);
     running.iter().filter(named).filter(told).cloned().collect()
 }
 
@@ -183,8 +187,14 @@ mod tests {
         let called =
             |name: &str| Running { name: name.to_owned(), ..process(5, &["kubelet", "--run-dir", "/run/kubelet"]) };
         let worker = Running { words: vec!["kubelet-volnetd: worker".to_owned()], ..called("kubelet-volnetd") };
-        let units = [called("kubelet"), called("kubelet-volnetd"), worker];
-        assert_eq!(daemons(&units, "kubelet-volnetd", Path::new("/run/kubelet")), [called("kubelet-volnetd")]);
+        let launcher = Running { words: vec!["kubelet".to_owned()], ..called("kubelet") };
+        let of_folder = |name: &str, all: &[Running]| daemons(all, name, Path::new("/run/kubelet"));
+        // A version before has the name of its program.
+        for shown in ["kubelet", "kubelet-volnetd"] {
+            let units = [launcher.clone(), called(shown), worker.clone()];
+            assert_eq!(of_folder("kubelet-volnetd", &units), [called(shown)]);
+            assert!(of_folder("kubelet-syncd", &units).is_empty());
+        }
     }
 
     #[test]
