@@ -24,9 +24,11 @@ use bulkhead_testkit::skip::{Lack, skip_this_test};
 use prost::Message;
 use world::*;
 
+const PROGRAM: &str = env!("CARGO_BIN_EXE_kubelet-volnetd");
+
 /// `bounding` is all that the machine gives it; None: whatever there is.
 fn start(run_dir: &Path, grpc: &OwnedFd, broker: &OwnedFd, bounding: Option<Vec<Capability>>) -> Child {
-    let mut spec = Spec::new(env!("CARGO_BIN_EXE_kubelet-volnetd"));
+    let mut spec = Spec::new(PROGRAM);
     spec.args = vec!["--run-dir".into(), run_dir.into()];
     spec.fds = vec![("grpc".to_owned(), grpc.try_clone().unwrap()), ("broker".to_owned(), broker.try_clone().unwrap())];
     spec.bounding = bounding;
@@ -109,6 +111,17 @@ impl Program {
         self.cleaner.pid.set(self.child.id());
     }
 
+    /// As its unit does, with another first argument.
+    fn start_as_the_kubelet(&mut self) {
+        let mut spec = Spec::new("/bin/bash");
+        let script = "exec -a kubelet \"$0\" --run-dir \"$1\"";
+        spec.args = vec!["-c".into(), script.into(), PROGRAM.into(), self.remote.dir.join("run").into()];
+        let passed = [("grpc", &self.grpc), ("broker", &self.broker)];
+        spec.fds = passed.map(|(name, fd)| (name.to_owned(), fd.try_clone().unwrap())).into();
+        self.child = spec.spawn().unwrap();
+        self.cleaner.pid.set(self.child.id());
+    }
+
     /// SIGTERM: it leaves by itself.
     pub async fn stop(self) {
         let pid = rustix::process::Pid::from_child(&self.child);
@@ -117,6 +130,26 @@ impl Program {
         let status = tokio::task::spawn_blocking(move || child.wait().unwrap()).await.unwrap();
         assert!(status.success(), "{status}");
     }
+}
+
+/// Tools look for the node's kubelet by the kernel's name of it, and find one process.
+#[tokio::test(flavor = "current_thread")]
+async fn under_the_kubelets_name_it_is_shown_as_the_kubelet() {
+    let Some(mut program) = Program::new("named") else { return };
+    let remote = Remote { dir: program.remote.dir.clone() };
+    ready(&remote).await;
+    let name = |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap().trim_end().to_owned();
+    assert_eq!(name(&program.pid().to_string()), "kubelet-volnetd");
+    program.kill();
+    program.start_as_the_kubelet();
+    ready(&remote).await;
+    let pid = program.pid().to_string();
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    assert_eq!(
+        (name(&pid).as_str(), children.split_whitespace().map(name).any(|name| name == "kubelet")),
+        ("kubelet", false)
+    );
+    program.stop().await;
 }
 
 #[tokio::test(flavor = "current_thread")]
