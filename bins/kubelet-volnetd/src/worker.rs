@@ -190,6 +190,9 @@ pub enum Task {
         data: VolData,
         may_make: bool,
     },
+    AskPublished {
+        published: Published,
+    },
     CommitPublish {
         published: Published,
         giving: Option<Giving>,
@@ -262,6 +265,7 @@ impl Task {
             Task::EndStage { staged } => format!("EndStage of {}", staged.what()),
             Task::EndNameless { nameless } => format!("EndStage of {}", nameless.what()),
             Task::PreparePublish { published, .. } => format!("PreparePublish of {}", published.what()),
+            Task::AskPublished { published } => format!("AskPublished of {}", published.what()),
             Task::CommitPublish { published, .. } => format!("CommitPublish of {}", published.what()),
             Task::BeginUnpublish { published } => format!("BeginUnpublish of {}", published.what()),
             Task::EndPublish { published } => format!("EndPublish of {}", published.what()),
@@ -280,6 +284,8 @@ impl Task {
             | Task::SetUpLocal { may_mount: true, .. }
             | Task::GiveFlex { .. } => ownership::PATIENCE.saturating_add(Duration::from_secs(10)),
             Task::SetUpNfs { may_mount: true, .. } => nfs::LONGEST_MOUNT,
+            // A dead mount says so at once, and one that does not answer is not known to be dead.
+            Task::AskPublished { .. } => Duration::from_secs(1),
             _ => Duration::from_secs(15),
         }
     }
@@ -447,6 +453,10 @@ fn act(settings: &Settings, task: Task, fd: Option<OwnedFd>) -> Result<(Done, Op
         Task::PreparePublish { published, data, may_make } => {
             let make = if may_make { publish::prepare } else { publish::look };
             Done::Prepared(make(settings, &published, &data)?)
+        }
+        Task::AskPublished { published } => {
+            publish::ask(settings, &published)?;
+            Done::Nothing
         }
         Task::CommitPublish { published, giving } => Done::Path(publish::commit(settings, &published, giving)?),
         Task::BeginUnpublish { published } => {

@@ -304,6 +304,42 @@ async fn files_of_drivers_that_never_answer_hold_up_one_volume() {
     program.stop().await;
 }
 
+/// After a start of kubelet-syncd no driver is called for what is mounted, unless nobody serves it any more.
+#[tokio::test(flavor = "current_thread")]
+async fn a_mount_that_is_found_dead_is_refused() {
+    if !SilentFs::is_possible() {
+        skip_this_test(Lack::Fuse).unwrap();
+        return;
+    }
+    let Some(program) = Program::new("csi-dead") else { return };
+    let remote = Remote { dir: program.remote.dir.clone() };
+    let epoch = ready(&remote).await;
+    let channel = remote.channel(SYNCD).await;
+    let (mut csi, mut volumes) = (CsiClient::new(channel.clone()), VolumesClient::new(channel));
+    volumes.prepare_pod(PreparePodRequest { pod_uid: "p".into() }).await.unwrap();
+    let target = csi.prepare_publish(to_publish("p", device(false))).await.unwrap().into_inner().target_path;
+    std::fs::create_dir_all(&target).unwrap();
+    let found = CommitPublishRequest { found: true, ..to_commit("p", device(false)) };
+
+    let dead = SilentFs::mount_dead(Path::new(&target)).unwrap();
+    let refused = csi.commit_publish(found.clone()).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::Internal, "{refused:?}");
+    assert!(refused.message().contains("Transport endpoint is not connected"), "{refused:?}");
+    // What a driver has just published is its own affair.
+    csi.commit_publish(to_commit("p", device(false))).await.unwrap();
+    drop(dead);
+
+    // One that does not answer may yet.
+    let silent = SilentFs::mount_silent(Path::new(&target)).unwrap();
+    let reply = tokio::time::timeout(LONG, csi.commit_publish(found)).await.unwrap().unwrap();
+    assert_eq!(reply.into_inner().host_path, target);
+    assert!(silent.unanswered() > 0);
+    drop(silent);
+    csi.begin_unpublish(end(epoch, false)).await.unwrap();
+    csi.end_publish(end(epoch, false)).await.unwrap();
+    program.stop().await;
+}
+
 #[tokio::test(flavor = "current_thread")]
 async fn what_is_mounted_elsewhere_on_the_machine_is_not_unstaged() {
     let Some(program) = Program::new("csi-elsewhere") else { return };

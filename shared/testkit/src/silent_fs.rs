@@ -44,10 +44,7 @@ impl SilentFs {
     /// # Errors
     /// No FUSE on this machine, or the mount is refused.
     pub fn mount(point: &Path) -> Result<Self> {
-        let device = File::options().read(true).write(true).open("/dev/fuse").context("opening /dev/fuse")?;
-        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0,allow_other", device.as_raw_fd());
-        mount(Some("silent"), point, Some("fuse"), MsFlags::empty(), Some(options.as_str()))
-            .with_context(|| format!("mounting FUSE on {}", point.display()))?;
+        let device = connect(point)?;
         let (silent, unanswered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let told = (silent.clone(), unanswered.clone());
         std::thread::spawn(move || serve(device, &told.0, &told.1));
@@ -62,6 +59,15 @@ impl SilentFs {
         let mounted = Self::mount(point)?;
         mounted.fall_silent();
         Ok(mounted)
+    }
+
+    /// The same, served by nobody any more: whoever looks at it is told so at once.
+    ///
+    /// # Errors
+    /// As [`Self::mount`].
+    pub fn mount_dead(point: &Path) -> Result<Self> {
+        drop(connect(point)?);
+        Ok(SilentFs { point: point.to_owned(), silent: Arc::default(), unanswered: Arc::default() })
     }
 
     pub fn fall_silent(&self) {
@@ -81,6 +87,15 @@ impl Drop for SilentFs {
         let _ = umount2(&self.point, MntFlags::MNT_FORCE);
         let _ = umount2(&self.point, MntFlags::MNT_DETACH);
     }
+}
+
+/// Mounts it; who holds what is given serves it.
+fn connect(point: &Path) -> Result<File> {
+    let device = File::options().read(true).write(true).open("/dev/fuse").context("opening /dev/fuse")?;
+    let options = format!("fd={},rootmode=40000,user_id=0,group_id=0,allow_other", device.as_raw_fd());
+    mount(Some("silent"), point, Some("fuse"), MsFlags::empty(), Some(options.as_str()))
+        .with_context(|| format!("mounting FUSE on {}", point.display()))?;
+    Ok(device)
 }
 
 fn serve(mut device: File, silent: &AtomicBool, unanswered: &AtomicUsize) {

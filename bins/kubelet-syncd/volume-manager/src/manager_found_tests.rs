@@ -58,6 +58,7 @@ async fn a_mount_that_has_died_is_made_again_by_its_driver() {
     let log = outside.log();
     assert_eq!(log[..2], ["CommitPublish", "CommitPublish"]);
     assert_eq!(log[2..], MOUNTED);
+    assert_eq!(*outside.found.lock(), [false, true, true, false], "a driver is believed");
     assert!(outside.events().is_empty(), "{:?}", outside.events());
 }
 

@@ -58,6 +58,8 @@ struct Outside {
     staged: Mutex<BTreeMap<String, (api::CsiDevice, bool)>>,
     published: Mutex<BTreeMap<(String, String), (api::CsiVolumeData, bool)>>,
     disks: Mutex<BTreeSet<String>>,
+    /// Whether each CommitPublish was of what a start has found.
+    found: Mutex<Vec<bool>>,
     /// What a FlexVolume driver says it can do; the claim's volume is its. `None`: there is none, and the volume is CSI's.
     flex: Mutex<Option<FlexCapabilities>>,
     /// Parts of the claim's volume, which is a path of the host. Null: it is CSI's.
@@ -112,6 +114,7 @@ impl Outside {
             staged: Mutex::default(),
             published: Mutex::default(),
             disks: Mutex::default(),
+            found: Mutex::default(),
             flex: Mutex::default(),
             host_path: Mutex::default(),
             events: Mutex::default(),
@@ -345,6 +348,7 @@ impl VolumeVerbs for End {
 
     fn commit_publish(&self, request: api::CommitPublishRequest) -> Reply<'_, api::CommitPublishReply> {
         self.0.say("CommitPublish");
+        self.0.found.lock().push(request.found);
         // As a volume of many files.
         let does = self.0.script.lock().get_mut("CommitPublish").and_then(VecDeque::pop_front);
         if let Some(Does::Fail(source)) = does {

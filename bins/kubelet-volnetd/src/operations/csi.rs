@@ -177,6 +177,22 @@ pub async fn commit_stage(node: Arc<Node>, locks: Locks, staged: Staged) -> Resu
     settle(node, locks, noted, Task::CommitStage { staged }).await.map(|_| ())
 }
 
+/// Whether what was found mounted is served by somebody. One that does not answer may yet: a sidecar of the pod that has not started
+/// (GCS FUSE) is waited for by nobody here, so no lock is held.
+///
+/// # Errors
+/// INTERNAL: it is dead.
+pub async fn ask_published(node: &Node, published: &Published) -> Result<(), Status> {
+    let task = Task::AskPublished { published: published.clone() };
+    match worker::call(&node.workers, &task, None, ()).await {
+        Err(status) if status.code() == tonic::Code::Unavailable => {
+            tracing::info!(error = status.message(), "a mount that was found does not answer, and is taken as it is");
+            Ok(())
+        }
+        looked => looked.map(|_| ()),
+    }
+}
+
 /// Gives what the runtime mounts.
 ///
 /// # Errors

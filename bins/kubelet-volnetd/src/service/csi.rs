@@ -110,6 +110,9 @@ impl Csi for Verbs {
             group: Group { id, on_root_mismatch: request.fs_group_on_root_mismatch },
             read_only: request.read_only,
         });
+        if request.found && !published.block {
+            operations::ask_published(&self.node, &published).await?;
+        }
         let locks = operations::lock_published(&self.node, &published).await?;
         let path = operations::commit_publish(self.node.clone(), locks, published, giving).await?;
         let shown = path.clone();

@@ -80,6 +80,7 @@ fn whose(task: &Task) -> String {
         | Task::TearDownPod { pod, .. }
         | Task::OpenEnvFile { pod, .. } => of_pod(pod),
         Task::PreparePublish { published, .. }
+        | Task::AskPublished { published }
         | Task::CommitPublish { published, .. }
         | Task::BeginUnpublish { published }
         | Task::EndPublish { published } => of_pod(&published.pod),
@@ -138,6 +139,7 @@ fn entered(task: &Task) -> Entered<'_> {
         | Task::EndStage { .. }
         | Task::EndNameless { .. }
         | Task::PreparePublish { .. }
+        | Task::AskPublished { .. }
         | Task::CommitPublish { .. }
         | Task::BeginUnpublish { .. }
         | Task::EndPublish { .. } => Entered::Known(Kind::Foreign),

@@ -29,7 +29,7 @@ impl Mount<'_> {
         let mut before = self.before();
         if before.published == Presence::Yes && !self.remount {
             // Found after a start: the driver has done it, and it was committed. What is missing is what the runtime is told.
-            match self.commit_publish(source, None).await {
+            match self.commit_publish(source, None, true).await {
                 Err(failure) if !failure.away => {
                     tracing::warn!(volume = %self.volume, "a mount that was found is not used, its driver is called again: {}",
                         failure.text);
@@ -261,7 +261,7 @@ impl Mount<'_> {
         let gives = !self.spec.block
             && !can.mount_group
             && gives_to_fs_group(&facts.fs_group_policy, self.spec.read_only, &source.fs_type, modes);
-        self.commit_publish(source, mount_group.filter(|_| gives)).await
+        self.commit_publish(source, mount_group.filter(|_| gives), false).await
     }
 
     fn note_published(
@@ -311,13 +311,14 @@ impl Mount<'_> {
     }
 
     /// The last step: kubelet-volnetd looks at what the driver has made, and gives it to the group.
-    async fn commit_publish(&self, source: &CsiSource, fs_group: Option<i64>) -> Result<(), Failure> {
+    async fn commit_publish(&self, source: &CsiSource, fs_group: Option<i64>, found: bool) -> Result<(), Failure> {
         let request = api::CommitPublishRequest {
             pod_uid: self.uid.to_string(),
             device: Some(self.device(source)),
             fs_group,
             fs_group_on_root_mismatch: self.pod.on_root_mismatch,
             read_only: self.spec.read_only,
+            found,
         };
         let work = self.context.ports.verbs.commit_publish(request);
         let committed = match fs_group {

@@ -153,6 +153,21 @@ fn undo(pod: &OwnedFd, shown: &Path, folder: &Path) {
     let _ = way::remove_one(pod.as_fd(), shown, folder);
 }
 
+/// Asks whoever serves what was found mounted, as upstream's `mount.IsCorruptedMnt` has it. May hang; holds nothing.
+///
+/// # Errors
+/// Nobody serves it any more, as when a FUSE driver's process has ended.
+pub fn ask(settings: &Settings, published: &Published) -> Result<(), VolumeError> {
+    let pod = pod_dir(settings, &published.pod)?;
+    let shown = settings.paths.pod(&published.pod);
+    let relative = paths::pod_mount(published.spec.as_str());
+    let Some((target, _)) = way::handle(pod.as_fd(), &shown, &relative)? else { return Ok(()) };
+    drop(pod);
+    let path = shown.join(relative);
+    rustix::fs::fstat(&target).map_err(|errno| CsiError::Io { doing: "examine", path, source: errno.into() })?;
+    Ok(())
+}
+
 /// Looks at what the driver has published, and makes it the pod's; gives what the runtime mounts.
 ///
 /// A mount is entered to give it to a group and for nothing else, as upstream's SetUpAt: a container of the very pod may be the one
