@@ -334,7 +334,8 @@ fn an_outage_takes_no_pod_away() {
     let (seen_sender, mut seen) = watch::channel(ApiPods::default());
     let (sources, mut updates): (Sources, mpsc::Receiver<PodUpdate>) = {
         let _inside = world.runtime.enter();
-        let config = SourcesConfig { node: node.clone(), file: None, http: None, api: true, running: Vec::new() };
+        let config =
+            SourcesConfig { node: node.clone().into(), file: None, http: None, api: true, running: Vec::new() };
         let (sources, updates) = Sources::start(config, NoManifests, Box::new(Forgetful), Arc::new(|_| {}));
         let source = PodSource {
             node: node.clone(),

@@ -6,7 +6,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use bulkhead_config::NodeConfig;
+use bulkhead_config::{Feature, NodeConfig};
 use bulkhead_types::{chain, go_arch};
 use futures_util::StreamExt as _;
 use http::{HeaderMap, HeaderValue, Uri};
@@ -76,6 +76,8 @@ pub(crate) struct Shared {
     pub(crate) metrics: OnceLock<Metrics>,
     sessions: watch::Receiver<Option<Arc<Session>>>,
     refused: Arc<Notify>,
+    /// Gate WatchListClient.
+    watch_list: bool,
     /// Until then lists are asked for in pages: one watch has found out for all that they are not streamed.
     lists_in_pages_until: Mutex<Option<Instant>>,
 }
@@ -91,6 +93,7 @@ impl Shared {
         let (sender, sessions) = watch::channel(None);
         let refused = Arc::new(Notify::new());
         tokio::spawn(Follower { source, loader, sender, refused: refused.clone(), problem: None }.run());
+        let watch_list = config.feature_gates().enabled(Feature::WatchListClient);
         let user_agent = user_agent(process, &config.version);
         Arc::new(Shared {
             config,
@@ -99,12 +102,16 @@ impl Shared {
             metrics: OnceLock::new(),
             sessions,
             refused,
+            watch_list,
             lists_in_pages_until: Mutex::new(None),
         })
     }
 
     /// Whether a list is asked for as a stream.
     pub(crate) fn streams_lists(&self) -> bool {
+        if !self.watch_list {
+            return false;
+        }
         let until = self.lists_in_pages_until.lock();
         until.is_none_or(|until| until <= Instant::now())
     }

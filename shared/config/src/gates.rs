@@ -1,6 +1,7 @@
 //! Feature gates of the node at 1.36: names, stage, default, and which can no longer be changed.
 //!
-//! The first table is the node's part of upstream's (`pkg/features/kube_features.go`). Upstream's kubelet also knows the
+//! The first table is the node's part of upstream's (`pkg/features/kube_features.go`, and what the kubelet looks at of its
+//! libraries' gates). Upstream's kubelet also knows the
 //! gates of the other components and of its libraries, for one registry serves all: those are the second table.
 
 use std::collections::BTreeMap;
@@ -70,6 +71,7 @@ gates! {
     gate AllowDNSOnlyNodeCSR Deprecated false,
     gate AllowInsecureKubeletCertificateSigningRequests Deprecated false,
     locked AllowOverwriteTerminationGracePeriodSeconds Deprecated false,
+    gate AllowParsingUserUIDFromCertAuth Beta true,
     gate CPUManagerPolicyAlphaOptions Alpha false,
     gate CPUManagerPolicyBetaOptions Beta true,
     locked CPUManagerPolicyOptions Ga true,
@@ -175,6 +177,7 @@ gates! {
     locked ServiceAccountTokenNodeBinding Ga true,
     locked ServiceAccountTokenPodNodeInfo Ga true,
     locked SidecarContainers Ga true,
+    gate StrictIPCIDRValidation Beta true,
     locked SupplementalGroupsPolicy Ga true,
     locked SystemdWatchdog Ga true,
     gate TaintTolerationComparisonOperators Alpha false,
@@ -184,6 +187,7 @@ gates! {
     gate TranslateStreamCloseWebsocketRequests Beta true,
     gate UserNamespacesHostNetworkSupport Alpha false,
     locked UserNamespacesSupport Ga true,
+    gate WatchListClient Beta true,
 }
 
 impl std::fmt::Display for Feature {
@@ -200,7 +204,6 @@ const GATES_OF_OTHER_COMPONENTS: &[Gate] = &[
     locked("APIServerTracing", Stage::Ga, true),
     gate("APIServingWithRoutine", Stage::Alpha, false),
     locked("AggregatedDiscoveryRemoveBetaType", Stage::Deprecated, true),
-    gate("AllowParsingUserUIDFromCertAuth", Stage::Beta, true),
     gate("AllowServiceExternalIPs", Stage::Ga, true),
     gate("AllowUnsafeMalformedObjectDeletion", Stage::Alpha, false),
     locked("AnonymousAuthConfigurableEndpoints", Stage::Ga, true),
@@ -297,7 +300,6 @@ const GATES_OF_OTHER_COMPONENTS: &[Gate] = &[
     gate("StorageVersionMigrator", Stage::Beta, false),
     locked("StreamingCollectionEncodingToJSON", Stage::Ga, true),
     locked("StreamingCollectionEncodingToProtobuf", Stage::Ga, true),
-    gate("StrictIPCIDRValidation", Stage::Beta, true),
     locked("StructuredAuthenticationConfiguration", Stage::Ga, true),
     gate("StructuredAuthenticationConfigurationEgressSelector", Stage::Beta, true),
     gate("StructuredAuthenticationConfigurationJWKSMetrics", Stage::Beta, true),
@@ -310,7 +312,6 @@ const GATES_OF_OTHER_COMPONENTS: &[Gate] = &[
     gate("VolumeLimitScaling", Stage::Alpha, false),
     gate("WatchCacheInitializationPostStartHook", Stage::Beta, true),
     gate("WatchList", Stage::Beta, true),
-    gate("WatchListClient", Stage::Beta, true),
     locked("WinDSR", Stage::Ga, true),
     locked("WinOverlay", Stage::Ga, true),
     gate("WindowsCPUAndMemoryAffinity", Stage::Alpha, false),

@@ -30,6 +30,7 @@ const FIELDS: &[&str] = &[
 /// Feature gates of the node that something looks at; every other one is named when it is not what it is by default.
 const GATES: &[&str] = &[
     "AllowDNSOnlyNodeCSR",
+    "AllowParsingUserUIDFromCertAuth",
     "CPUManagerPolicyAlphaOptions",
     "CPUManagerPolicyBetaOptions",
     "CSIVolumeHealth",
@@ -70,10 +71,12 @@ const GATES: &[&str] = &[
     "RestartAllContainersOnContainerExits",
     "RotateKubeletServerCertificate",
     "SELinuxMount",
+    "StrictIPCIDRValidation",
     "TaintTolerationComparisonOperators",
     // No option has these stages, with upstream neither.
     "TopologyManagerPolicyAlphaOptions",
     "TopologyManagerPolicyBetaOptions",
+    "WatchListClient",
 ];
 
 /// Names of what is set but does nothing yet, in the order of the tables.
@@ -127,6 +130,9 @@ mod tests {
         config.feature_gates.insert("EventedPLEG".into(), true);
         config.feature_gates.insert("NodeSwap".into(), true);
         config.feature_gates.insert("RestartAllContainersOnContainerExits".into(), false);
+        config.feature_gates.insert("AllowParsingUserUIDFromCertAuth".into(), false);
+        config.feature_gates.insert("StrictIPCIDRValidation".into(), false);
+        config.feature_gates.insert("WatchListClient".into(), false);
         // Works; and what another component looks at does nothing with upstream either.
         config.feature_gates.insert("ContainerStopSignals".into(), true);
         config.feature_gates.insert("GenericWorkload".into(), true);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bulkhead_apiclient::ApiClient;
 use bulkhead_apiclient::source::BrokerSource;
-use bulkhead_config::NodeConfig;
+use bulkhead_config::{Feature, NodeConfig};
 use bulkhead_daemon::{Daemon, ListenError, RunError};
 use bulkhead_types::Process;
 use tokio::net::TcpListener;
@@ -51,6 +51,7 @@ pub async fn listen(daemon: &Daemon, api: Option<&ApiClient>) -> Result<Option<H
         own: config.serving_pair().own.then(|| own(config)),
         signed: config.asks_for_serving(),
         client_ca: !config.kubelet.authentication.x509.client_ca_file.is_empty(),
+        client_uids: config.feature_gates().enabled(Feature::AllowParsingUserUIDFromCertAuth),
     });
     let gate = Gate::new(config, serving.clone(), api, &daemon.registry)?;
     Ok(Some(Https { listener, address, serving, gate }))

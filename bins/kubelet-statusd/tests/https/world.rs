@@ -129,6 +129,7 @@ pub fn start(plan: Plan, change: impl FnOnce(&mut NodeConfig)) -> World {
         signed: false,
         own: None,
         client_ca: true,
+        client_uids: true,
     });
     let gate = Gate::new(&config, serving.clone(), client.as_ref(), &registry).unwrap();
     let gate = plan.gate.then_some(gate);

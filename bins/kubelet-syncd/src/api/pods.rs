@@ -341,7 +341,8 @@ mod tests {
 
     fn world() -> World {
         let node = NodeName::parse("n").unwrap();
-        let config = SourcesConfig { node: node.clone(), file: None, http: None, api: true, running: Vec::new() };
+        let config =
+            SourcesConfig { node: node.clone().into(), file: None, http: None, api: true, running: Vec::new() };
         let (sources, updates) = Sources::start(config, NoManifests, Box::new(Forgetful), Arc::new(|_| {}));
         let (hub, mirror_pods) = (Arc::new(PodHub::default()), Arc::new(MirrorPods::default()));
         let (seen_sender, seen) = watch::channel(ApiPods::default());

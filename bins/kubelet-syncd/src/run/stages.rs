@@ -42,7 +42,7 @@ use crate::service::logs::Parts as LogParts;
 use crate::service::node_view::{ApiParts, FirstParts, NodeView};
 use crate::service::silence;
 use crate::service::streams::StreamParts;
-use crate::sources::{DroppedPod, FileConfig, FoundPod, HttpConfig, Sources, SourcesConfig};
+use crate::sources::{DroppedPod, FileConfig, ForNode, FoundPod, HttpConfig, Sources, SourcesConfig};
 use crate::start_latency::StartTimes;
 use crate::start_limit::{self, HOLD, StartLimiter};
 use crate::sync_loop::cpu_sets;
@@ -72,6 +72,7 @@ use kubelet_model::node_facts::{HostFacts, SharedFacts};
 use kubelet_model::objects::{NoObjects, Objects};
 use kubelet_model::pod::spec::PodIdentity;
 use kubelet_model::selinux::SeLinux;
+use kubelet_model::validation::Gates;
 use kubelet_pleg::{Pleg, PlegOptions, PodLifecycleEvent};
 use kubelet_probes::hooks;
 use kubelet_probes::prober::leftover::Leftovers;
@@ -561,12 +562,17 @@ async fn watch_pods(client: ApiClient, source: PodSource, node: watch::Receiver<
     }
 }
 
+/// How strictly static pods are checked.
+fn validation_gates(config: &NodeConfig) -> Gates {
+    Gates { strict_ip_cidr: config.feature_gates().enabled(Feature::StrictIPCIDRValidation) }
+}
+
 fn sources_config(config: &NodeConfig, running: Vec<FoundPod>) -> SourcesConfig {
     let kubelet = &config.kubelet;
     let headers = kubelet.static_pod_url_header.iter();
     let headers = headers.flat_map(|(name, values)| values.iter().map(|value| (name.clone(), value.clone()))).collect();
     SourcesConfig {
-        node: config.node_name.clone(),
+        node: ForNode { name: config.node_name.clone(), gates: validation_gates(config) },
         file: config.static_pod_path().map(|path| FileConfig {
             path: std::path::absolute(path).unwrap_or_else(|_| path.to_owned()),
             check_every: config.file_check_frequency(),

@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bulkhead_types::{NodeName, PodUid};
+use bulkhead_types::PodUid;
 use jiff::Timestamp;
 use kubelet_model::pod::source::SourceKind;
 use kubelet_model::v1::Pod;
@@ -36,6 +36,7 @@ use tokio::time::Instant;
 pub use file::{Absence, FileConfig, ManifestStore, SetSink};
 pub use http::HttpConfig;
 pub use merge::{DroppedPod, FullName, Merge, PodOp, PodUpdate};
+pub use static_pod::ForNode;
 pub use uids::{FoundPod, UidStore, Uids};
 
 /// Changes that wait for the main loop. Upstream's channel has 50 places; each may hold a pod of its own (1.5 MiB on an API
@@ -47,7 +48,7 @@ const CHANGES_WAITING: usize = 4;
 /// Which sources there are.
 #[derive(Debug)]
 pub struct SourcesConfig {
-    pub node: NodeName,
+    pub node: ForNode,
     pub file: Option<FileConfig>,
     pub http: Option<HttpConfig>,
     /// An API server will deliver sets through [`Sources::api_sender`].

@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use bulkhead_types::NodeName;
+
 use super::file::{Change, Content, Entry, EntryKind, Listing, StoreError};
 use super::uids::Forgetful;
 use super::*;
@@ -34,7 +36,7 @@ async fn sources_deliver_in_order_and_become_ready() {
     let mut files = vec![manifest("a"), manifest("b")];
     files.push(("broken".to_owned(), "x: [".to_owned()));
     let config = SourcesConfig {
-        node: NodeName::parse("n").unwrap(),
+        node: NodeName::parse("n").unwrap().into(),
         file: Some(FileConfig { path: "/m".into(), check_every: Duration::from_secs(20) }),
         http: None,
         api: true,

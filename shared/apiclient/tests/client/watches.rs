@@ -96,6 +96,20 @@ async fn a_streamed_list_and_its_watch() {
 }
 
 #[tokio::test]
+async fn without_the_gate_no_list_is_asked_for_as_a_stream() {
+    let mut dialogue = Dialogue::start().await;
+    let api = dialogue.client_with(|config| {
+        config.kubelet.feature_gates.insert("WatchListClient".into(), false);
+    });
+    let mut watch = pods(&api);
+    let (first, seen) = tokio::join!(next(&mut watch), dialogue.reply(list(9, &[pod("a", 5)], "")));
+    assert_eq!(show(&first), "all a@5");
+    assert!(!seen.is_watch() && seen.query().ends_with("&limit=500"), "{seen:?}");
+    let (_, (seen, _)) = tokio::join!(tokio::time::timeout(Duration::from_secs(1), watch.next()), dialogue.stream());
+    assert!(seen.query().contains("&resourceVersion=9&") && !seen.query().contains("sendInitialEvents"), "{seen:?}");
+}
+
+#[tokio::test]
 async fn a_server_that_streams_no_lists_is_asked_for_pages() {
     for streams_badly in [false, true] {
         let mut dialogue = Dialogue::start().await;

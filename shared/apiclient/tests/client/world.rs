@@ -232,6 +232,10 @@ impl Dialogue {
         client(&MemorySource::for_server(&self.server.url()))
     }
 
+    pub fn client_with(&self, change: impl FnOnce(&mut NodeConfig)) -> ApiClient {
+        client_with(&MemorySource::for_server(&self.server.url()), change)
+    }
+
     /// The next question; dropping it leaves it without an answer for ever.
     pub async fn next(&mut self) -> (Seen, oneshot::Sender<Answer>) {
         soon(self.next_however_late()).await

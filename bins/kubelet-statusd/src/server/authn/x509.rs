@@ -11,7 +11,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 use rustls::{DistinguishedName, RootCertStore};
 use sha2::{Digest as _, Sha256};
-use x509_parser::prelude::{FromDer as _, ParsedExtension, X509Certificate};
+use x509_parser::prelude::{FromDer as _, ParsedExtension, X509Certificate, X509Name};
 
 use super::identity::Identity;
 
@@ -48,14 +48,15 @@ pub struct ClientAuthority {
     verifier: Arc<dyn ClientCertVerifier>,
     certificates: Vec<CertificateDer<'static>>,
     subjects: Vec<DistinguishedName>,
+    reads_uids: bool,
 }
 
 impl ClientAuthority {
-    /// `pem`: one or more certificates.
+    /// `pem`: one or more certificates. `reads_uids`: gate AllowParsingUserUIDFromCertAuth; without it nobody has a uid.
     ///
     /// # Errors
     /// See [`AuthorityError`].
-    pub fn from_pem(pem: &[u8], provider: &Arc<CryptoProvider>) -> Result<Self, AuthorityError> {
+    pub fn from_pem(pem: &[u8], provider: &Arc<CryptoProvider>, reads_uids: bool) -> Result<Self, AuthorityError> {
         let all: Vec<CertificateDer<'static>> =
             CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().map_err(|_| AuthorityError::Pem)?;
         let mut roots = RootCertStore::empty();
@@ -68,7 +69,7 @@ impl ClientAuthority {
         }
         let subjects = roots.subjects();
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build()?;
-        Ok(ClientAuthority { verifier, certificates: all, subjects })
+        Ok(ClientAuthority { verifier, certificates: all, subjects, reads_uids })
     }
 
     /// Names of the authorities, for the handshake's hint.
@@ -91,7 +92,7 @@ impl ClientAuthority {
             self.verifier.verify_client_cert(own, between, now).map(drop)
         };
         verified.map_err(|source| CertificateError::Unverified { serial: parsed.raw_serial_as_string(), source })?;
-        identity(own, &parsed)
+        identity(own, &parsed, self.reads_uids)
     }
 }
 
@@ -124,19 +125,18 @@ fn of_the_bundle(certificate: &X509Certificate<'_>, now: UnixTime) -> Result<(),
     }
 }
 
-fn identity(der: &CertificateDer<'_>, parsed: &X509Certificate<'_>) -> Result<Option<Identity>, CertificateError> {
+fn identity(
+    der: &CertificateDer<'_>,
+    parsed: &X509Certificate<'_>,
+    reads_uids: bool,
+) -> Result<Option<Identity>, CertificateError> {
     let subject = parsed.subject();
     // Go keeps the last of several.
     let name = subject.iter_common_name().last().and_then(|name| name.as_str().ok()).unwrap_or_default();
     if name.is_empty() {
         return Ok(None);
     }
-    let mut uids = subject.iter_attributes().filter(|part| part.attr_type().to_id_string() == UID);
-    let uid = match (uids.next(), uids.next()) {
-        (None, _) => "",
-        (Some(one), None) => one.as_str().ok().filter(|uid| !uid.is_empty()).ok_or(CertificateError::Uid)?,
-        (Some(_), Some(_)) => return Err(CertificateError::Uid),
-    };
+    let uid = if reads_uids { uid(subject)? } else { "" };
     let digest: String = Sha256::digest(der).iter().map(|byte| format!("{byte:02x}")).collect();
     Ok(Some(Identity {
         name: name.to_owned(),
@@ -144,6 +144,16 @@ fn identity(der: &CertificateDer<'_>, parsed: &X509Certificate<'_>) -> Result<Op
         groups: subject.iter_organization().filter_map(|part| part.as_str().ok()).map(str::to_owned).collect(),
         extra: BTreeMap::from([(CREDENTIAL_ID.to_owned(), vec![format!("X509SHA256={digest}")])]),
     }))
+}
+
+/// Empty: the subject names none.
+fn uid<'s>(subject: &'s X509Name<'_>) -> Result<&'s str, CertificateError> {
+    let mut uids = subject.iter_attributes().filter(|part| part.attr_type().to_id_string() == UID);
+    match (uids.next(), uids.next()) {
+        (None, _) => Ok(""),
+        (Some(one), None) => one.as_str().ok().filter(|uid| !uid.is_empty()).ok_or(CertificateError::Uid),
+        (Some(_), Some(_)) => Err(CertificateError::Uid),
+    }
 }
 
 /// Seconds until the certificate ends; negative when it has.

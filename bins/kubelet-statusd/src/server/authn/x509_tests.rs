@@ -39,7 +39,11 @@ fn client(ca: &Ca, change: impl FnOnce(&mut CertificateParams)) -> CertificateDe
 }
 
 fn authority(pem: &str) -> ClientAuthority {
-    ClientAuthority::from_pem(pem.as_bytes(), &Arc::new(ring::default_provider())).unwrap()
+    authority_with(pem, true)
+}
+
+fn authority_with(pem: &str, reads_uids: bool) -> ClientAuthority {
+    ClientAuthority::from_pem(pem.as_bytes(), &Arc::new(ring::default_provider()), reads_uids).unwrap()
 }
 
 #[test]
@@ -54,8 +58,15 @@ fn a_certificate_names_its_user_and_groups() {
     let left = seconds_left(&certificate, jiff::Timestamp::now()).unwrap();
     assert!(left > 0.0);
     let uid = rcgen::DnType::CustomDnType(vec![1, 3, 6, 1, 4, 1, 57683, 2]);
-    let with_uid = client(&ca, |params| params.distinguished_name.push(uid, "u-1"));
-    assert_eq!(authority(&ca.pem).identify(&[with_uid]).unwrap().unwrap().uid, "u-1");
+    let with_uid = client(&ca, |params| params.distinguished_name.push(uid.clone(), "u-1"));
+    for (reads_uids, uid) in [(true, "u-1"), (false, "")] {
+        let found = authority_with(&ca.pem, reads_uids).identify(std::slice::from_ref(&with_uid)).unwrap().unwrap();
+        assert_eq!(found.uid, uid);
+    }
+    // One that is no uid is none where nobody reads it.
+    let empty = client(&ca, |params| params.distinguished_name.push(uid, ""));
+    assert!(authority(&ca.pem).identify(std::slice::from_ref(&empty)).is_err());
+    assert_eq!(authority_with(&ca.pem, false).identify(&[empty]).unwrap().unwrap().name, "admin");
     let nameless = client(&ca, |params| params.distinguished_name.remove(DnType::CommonName).then_some(()).unwrap());
     assert_eq!(authority(&ca.pem).identify(&[nameless]).unwrap(), None);
     let everyday = client(&ca, |params| params.extended_key_usages.clear());
@@ -101,7 +112,7 @@ fn bundles() {
     let both = authority(&format!("{}{}", one.pem, two.pem));
     assert_eq!(both.subjects().len(), 2);
     assert!(both.identify(&[client(&two, |_| {})]).unwrap().is_some());
-    let of = |pem: &str| ClientAuthority::from_pem(pem.as_bytes(), &Arc::new(ring::default_provider()));
+    let of = |pem: &str| ClientAuthority::from_pem(pem.as_bytes(), &Arc::new(ring::default_provider()), true);
     assert!(matches!(of(""), Err(AuthorityError::Empty)));
     assert!(matches!(of("-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n"), Err(AuthorityError::Pem)));
     let garbage = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";

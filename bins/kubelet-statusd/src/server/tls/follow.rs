@@ -68,6 +68,8 @@ pub struct Files {
     pub signed: bool,
     /// `authentication.x509.clientCAFile` is set.
     pub client_ca: bool,
+    /// Gate AllowParsingUserUIDFromCertAuth.
+    pub client_uids: bool,
 }
 
 impl std::fmt::Debug for Files {
@@ -137,7 +139,7 @@ impl Files {
         if seen.authority.as_ref() == Some(&pem) {
             return Ok(());
         }
-        let authority = ClientAuthority::from_pem(&pem, &self.policy.provider)?;
+        let authority = ClientAuthority::from_pem(&pem, &self.policy.provider, self.client_uids)?;
         tracing::info!(authorities = authority.subjects().len(), "certificates of clients are checked");
         in_force.authority.send_replace(Some(Arc::new(authority)));
         seen.authority = Some(pem);
@@ -261,8 +263,15 @@ mod tests {
         let source = MemorySource::new("");
         let policy = Policy::of(&KubeletConfiguration::default());
         let broker = BrokerClient::new(std::path::Path::new("/nonexistent"));
-        let files =
-            Files { source: Arc::new(source.clone()), broker, policy, own: None, signed: false, client_ca: true };
+        let files = Files {
+            source: Arc::new(source.clone()),
+            broker,
+            policy,
+            own: None,
+            signed: false,
+            client_ca: true,
+            client_uids: true,
+        };
         let serving = start(files);
         assert!(serving.authority().is_none());
         put(&source, "a");

@@ -1,5 +1,5 @@
-//! What upstream checks when a pod is created (`pkg/apis/core/validation` ValidatePodCreate, gates as in 1.36), for pods
-//! that come from files and URLs. Pods from the API server were checked there.
+//! What upstream checks when a pod is created (`pkg/apis/core/validation` ValidatePodCreate, all gates but [`Gates`] as in
+//! 1.36 by default), for pods that come from files and URLs. Pods from the API server were checked there.
 //!
 //! All errors are collected. The pod must have been through defaulting: what has a default is required here.
 
@@ -32,13 +32,26 @@ const SEARCHES_MAX: usize = 32;
 const SEARCHES_MAX_CHARS: usize = 2048;
 const HOSTNAME_MAX: usize = 64;
 
+/// The gates that are looked at.
+#[derive(Debug, Clone, Copy)]
+pub struct Gates {
+    /// `StrictIPCIDRValidation`.
+    pub strict_ip_cidr: bool,
+}
+
+impl Default for Gates {
+    fn default() -> Self {
+        Gates { strict_ip_cidr: true }
+    }
+}
+
 /// Everything that is wrong with a new pod; empty when it can be taken.
-pub fn validate_pod(pod: &Pod) -> Errors {
+pub fn validate_pod(pod: &Pod, gates: Gates) -> Errors {
     let mut errors = Errors::default();
     let empty = PodSpec::default();
     let spec = pod.spec.as_ref().unwrap_or(&empty);
     metadata::validate(pod, spec, &mut errors);
-    validate_spec(pod, spec, &mut errors);
+    validate_spec(pod, spec, gates, &mut errors);
     let path = Path::new("spec");
     if text(&spec.service_account_name).is_empty() {
         for (vi, volume) in items(&spec.volumes).iter().enumerate() {
@@ -62,7 +75,7 @@ pub fn validate_pod(pod: &Pod) -> Errors {
     errors
 }
 
-fn validate_spec(pod: &Pod, spec: &PodSpec, errors: &mut Errors) {
+fn validate_spec(pod: &Pod, spec: &PodSpec, gates: Gates, errors: &mut Errors) {
     let path = Path::new("spec");
     if spec.termination_grace_period_seconds.is_none() {
         errors.required(&path.child("terminationGracePeriodSeconds"), "");
@@ -93,16 +106,16 @@ fn validate_spec(pod: &Pod, spec: &PodSpec, errors: &mut Errors) {
     if let Some(affinity) = &spec.affinity {
         scheduling::affinity(affinity, &path.child("affinity"), errors);
     }
-    dns_config(spec, &path.child("dnsConfig"), errors);
+    dns_config(spec, &path.child("dnsConfig"), gates, errors);
     for (index, gate) in items(&spec.readiness_gates).iter().enumerate() {
         let path = path.child("readinessGates").index(index).child("conditionType");
         errors.invalid_each(&path, &gate.condition_type[..], names::qualified_name(&gate.condition_type));
     }
-    let mut gates = BTreeSet::new();
+    let mut scheduling_gates = BTreeSet::new();
     for (index, gate) in items(&spec.scheduling_gates).iter().enumerate() {
         let path = path.child("schedulingGates").index(index);
         errors.invalid_each(&path, &gate.name[..], names::qualified_name(&gate.name));
-        if !gates.insert(&gate.name) {
+        if !scheduling_gates.insert(&gate.name) {
             errors.duplicate(&path, &gate.name[..]);
         }
     }
@@ -110,7 +123,7 @@ fn validate_spec(pod: &Pod, spec: &PodSpec, errors: &mut Errors) {
     scheduling::spread_constraints(constraints, &path.child("topologySpreadConstraints"), errors);
     windows::host_process(spec, &path, errors);
     security::host_users(spec, &path, errors);
-    host_names(spec, &path, errors);
+    host_names(spec, &path, gates, errors);
     object_names(spec, &path, errors);
     if let Some(seconds) = spec.active_deadline_seconds.filter(|s| !(1..=i64::from(i32::MAX)).contains(s)) {
         let why = names::between(1, i64::from(i32::MAX));
@@ -143,7 +156,7 @@ fn resource_claims(spec: &PodSpec, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn dns_config(spec: &PodSpec, path: &Path, errors: &mut Errors) {
+fn dns_config(spec: &PodSpec, path: &Path, gates: Gates, errors: &mut Errors) {
     let config = spec.dns_config.as_ref();
     if text(&spec.dns_policy) == "None" {
         match config {
@@ -163,7 +176,7 @@ fn dns_config(spec: &PodSpec, path: &Path, errors: &mut Errors) {
         errors.invalid(&servers_path, field::AsJson(&servers), &why);
     }
     for (index, server) in servers.iter().enumerate() {
-        errors.invalid_each(&servers_path.index(index), server, names::ip_address(server));
+        errors.invalid_each(&servers_path.index(index), server, names::ip_address(server, gates.strict_ip_cidr));
     }
     let searches_path = path.child("searches");
     if searches.len() > SEARCHES_MAX {
@@ -186,7 +199,7 @@ fn dns_config(spec: &PodSpec, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn host_names(spec: &PodSpec, path: &Path, errors: &mut Errors) {
+fn host_names(spec: &PodSpec, path: &Path, gates: Gates, errors: &mut Errors) {
     if let Some(name) = &spec.hostname_override {
         let path = path.child("hostnameOverride");
         if spec.set_hostname_as_fqdn == Some(true) {
@@ -207,7 +220,7 @@ fn host_names(spec: &PodSpec, path: &Path, errors: &mut Errors) {
     }
     for (i, alias) in items(&spec.host_aliases).iter().enumerate() {
         let path = path.child("hostAliases").index(i);
-        errors.invalid_each(&path.child("ip"), &alias.ip[..], names::ip_address(&alias.ip));
+        errors.invalid_each(&path.child("ip"), &alias.ip[..], names::ip_address(&alias.ip, gates.strict_ip_cidr));
         for (j, name) in items(&alias.hostnames).iter().enumerate() {
             errors.invalid_each(&path.child("hostnames").index(j), name, names::dns_subdomain(name));
         }

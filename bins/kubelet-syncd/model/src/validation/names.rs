@@ -1,6 +1,9 @@
 //! Shapes of names and values (`apimachinery/pkg/util/validation`). Each function returns what is wrong, in upstream's
 //! words; an empty list means that the value is fine.
 
+use std::net::IpAddr;
+
+use bulkhead_types::ip::parse_sloppy;
 use bulkhead_types::{is_dns1123_label, is_dns1123_subdomain};
 
 const LABEL_FORM: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
@@ -224,27 +227,16 @@ pub fn http_header(name: &str) -> Vec<String> {
     )]
 }
 
-/// An IP address in strict form: no leading zeros, no IPv4-mapped IPv6 (gate StrictIPCIDRValidation, on in 1.36).
-pub fn ip_address(value: &str) -> Vec<String> {
-    match value.parse::<std::net::IpAddr>() {
-        Ok(std::net::IpAddr::V6(ip)) if ip.to_ipv4_mapped().is_some() => {
-            vec!["must not be an IPv4-mapped IPv6 address".to_owned()]
-        }
-        Ok(_) => Vec::new(),
-        Err(_) if has_leading_zeros(value) => vec!["must not have leading 0s".to_owned()],
-        Err(_) => vec!["must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)".to_owned()],
-    }
-}
-
-/// Dotted decimal that is an address only when leading zeros are dropped.
-fn has_leading_zeros(value: &str) -> bool {
-    let octets: Vec<&str> = value.split('.').collect();
-    octets.len() == 4
-        && octets.iter().all(|o| {
-            !o.is_empty()
-                && o.bytes().all(|b| b.is_ascii_digit())
-                && (o.trim_start_matches('0').is_empty() || o.trim_start_matches('0').parse::<u8>().is_ok())
-        })
+/// An IP address; `strict` (gate StrictIPCIDRValidation): without leading zeros, and no IPv4-mapped IPv6 (upstream
+/// `apimachinery/pkg/util/validation/ip.go`, IsValidIPForLegacyField).
+pub fn ip_address(value: &str, strict: bool) -> Vec<String> {
+    let why = match (value.parse::<IpAddr>(), parse_sloppy(value)) {
+        (_, None) => "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)",
+        (Err(_), Some(_)) if strict => "must not have leading 0s",
+        (Ok(IpAddr::V6(ip)), _) if strict && ip.to_ipv4_mapped().is_some() => "must not be an IPv4-mapped IPv6 address",
+        _ => return Vec::new(),
+    };
+    vec![why.to_owned()]
 }
 
 /// `[segment separator]* segment` with `.` or `/` between, at most 253 bytes.
@@ -307,17 +299,23 @@ mod tests {
         for (value, ok) in [("A=b", false), ("a b", true), ("1", true), ("ä", false), ("", false), ("\t", false)] {
             assert_eq!(env_name(value).is_empty(), ok, "env {value:?}");
         }
-        for (value, ok) in [
-            ("10.0.0.1", true),
-            ("10.0.0.01", false),
-            ("::ffff:1.2.3.4", false),
-            ("::1", true),
-            ("x", false),
-            ("10.0.0.256", false),
+        // (address, whether it is taken in strict form, and otherwise)
+        for (value, strict, sloppy) in [
+            ("10.0.0.1", true, true),
+            ("10.0.0.01", false, true),
+            ("::ffff:1.2.3.4", false, true),
+            ("::ffff:01.2.3.4", false, true),
+            ("::1", true, true),
+            ("x", false, false),
+            ("10.0.0.256", false, false),
+            ("10.0.0.0256", false, false),
+            ("10.0.0", false, false),
         ] {
-            assert_eq!(ip_address(value).is_empty(), ok, "ip {value:?}");
+            assert_eq!(ip_address(value, true).is_empty(), strict, "ip {value:?}");
+            assert_eq!(ip_address(value, false).is_empty(), sloppy, "ip {value:?}, sloppy");
         }
-        assert_eq!(ip_address("010.0.0.1"), ["must not have leading 0s"]);
+        assert_eq!(ip_address("010.0.0.1", true), ["must not have leading 0s"]);
+        assert_eq!(ip_address("::ffff:1.2.3.4", true), ["must not be an IPv4-mapped IPv6 address"]);
         for (value, ok) in [
             ("kernel.shm_rmid_forced", true),
             ("net/ipv4/tcp_syncookies", true),

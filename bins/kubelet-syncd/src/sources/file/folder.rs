@@ -16,14 +16,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bulkhead_types::PodUid;
 use bulkhead_types::hash::fnv1a_128;
-use bulkhead_types::{NodeName, PodUid};
 use kubelet_model::v1::Pod;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::store::{Content, Entry, EntryKind, Listing, StoreError};
-use crate::sources::static_pod::{self, Origin, StaticPod};
+use crate::sources::static_pod::{self, ForNode, Origin, StaticPod};
 use crate::sources::uids::Uids;
 use kubelet_model::decode;
 use kubelet_model::pod::source::SourceKind;
@@ -56,7 +56,7 @@ pub enum Absence {
 #[derive(Debug)]
 pub struct Folder {
     path: String,
-    node: NodeName,
+    node: ForNode,
     uids: Arc<Mutex<Uids>>,
     /// By name; the single file has the empty name.
     files: BTreeMap<String, File>,
@@ -104,7 +104,7 @@ struct Good {
 }
 
 impl Folder {
-    pub fn new(path: &Path, node: NodeName, uids: Arc<Mutex<Uids>>) -> Self {
+    pub fn new(path: &Path, node: ForNode, uids: Arc<Mutex<Uids>>) -> Self {
         let path = path.to_string_lossy();
         let trimmed = path.trim_end_matches('/');
         Folder {
@@ -388,7 +388,7 @@ impl Folder {
         if file.good.is_none() {
             let uids = self.uids.lock();
             let origin = static_pod::choice_key(Origin::File(&full_path), "", "");
-            let restored = uids.recorded(&origin).and_then(|c| StaticPod::from_record(&origin, c, &self.node));
+            let restored = uids.recorded(&origin).and_then(|c| StaticPod::from_record(&origin, c, &self.node.name));
             self.changed |= restored.is_some();
             // No bytes have that digest, so whatever the file holds next is looked at.
             file.good = restored.map(|built| Good { bytes: u128::MAX, built });

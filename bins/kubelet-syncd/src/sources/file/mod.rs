@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bulkhead_types::{NodeName, PodUid};
+use bulkhead_types::PodUid;
 use futures_util::FutureExt as _;
 use kubelet_model::v1::Pod;
 use parking_lot::Mutex;
@@ -27,6 +27,7 @@ use tokio::time::Instant;
 pub use folder::{Absence, Folder};
 pub use store::{Change, Content, Entry, EntryKind, Listing, ManifestStore, StoreError};
 
+use super::static_pod::ForNode;
 use super::uids::Uids;
 
 /// Changes that are taken in before files are read.
@@ -53,7 +54,7 @@ pub trait SetSink: Send {
 /// Runs until the sink is gone.
 pub async fn run<S: ManifestStore, K: SetSink>(
     config: FileConfig,
-    node: NodeName,
+    node: ForNode,
     uids: Arc<Mutex<Uids>>,
     mut store: S,
     mut sink: K,

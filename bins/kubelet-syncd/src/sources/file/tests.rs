@@ -2,6 +2,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use bulkhead_types::NodeName;
 use tokio::sync::mpsc;
 
 use super::fs_store::FsStore;
@@ -76,7 +77,7 @@ impl Source {
         let check_every = if watched { Duration::from_secs(3600) } else { Duration::from_millis(20) };
         let config = FileConfig { path: path.to_owned(), check_every };
         let store = FsStore::new(path, watched);
-        let node = NodeName::parse(NODE).unwrap();
+        let node = NodeName::parse(NODE).unwrap().into();
         let task = tokio::spawn(run(config, node, Arc::new(Mutex::new(uids)), store, Ear(tx)));
         Source { heard, set: Vec::new(), sets: 0, again: Vec::new(), errors: Vec::new(), task }
     }
@@ -345,7 +346,7 @@ async fn the_last_good_pod_survives_a_restart() {
 /// The folder alone, fed by hand and with a clock of its own.
 fn by_hand() -> (Folder, Instant) {
     let uids = Arc::new(Mutex::new(Uids::new(Box::new(Forgetful), Vec::new())));
-    (Folder::new(Path::new("/m/"), NodeName::parse(NODE).unwrap(), uids), Instant::now())
+    (Folder::new(Path::new("/m/"), NodeName::parse(NODE).unwrap().into(), uids), Instant::now())
 }
 
 fn listing(device: u64, names: &[(&str, EntryKind)]) -> Result<Listing, StoreError> {
@@ -555,7 +556,7 @@ fn trouble_is_retried_once_and_then_left_to_the_watch() {
 #[tokio::test]
 async fn a_pipe_in_the_single_files_place_keeps_the_pod() {
     let uids = Arc::new(Mutex::new(Uids::new(Box::new(Forgetful), Vec::new())));
-    let mut folder = Folder::new(Path::new("/m.yaml"), NodeName::parse(NODE).unwrap(), uids);
+    let mut folder = Folder::new(Path::new("/m.yaml"), NodeName::parse(NODE).unwrap().into(), uids);
     let now = Instant::now();
     assert_eq!(folder.listed(Ok(Listing::File), now), [""]);
     folder.read("", Ok(Content::Bytes(manifest("a", "x").into_bytes())), now);
@@ -584,7 +585,7 @@ async fn a_pipe_in_the_single_files_place_keeps_the_pod() {
 #[tokio::test]
 async fn a_lost_mount_keeps_pods_that_came_by_the_watch() {
     let uids = Arc::new(Mutex::new(Uids::new(Box::new(Forgetful), Vec::new())));
-    let mut folder = Folder::new(Path::new("/m"), NodeName::parse(NODE).unwrap(), uids);
+    let mut folder = Folder::new(Path::new("/m"), NodeName::parse(NODE).unwrap().into(), uids);
     let now = Instant::now();
     let empty = |device| Ok(Listing::Folder { device, entries: Vec::new() });
     assert!(folder.listed(empty(1), now).is_empty());

@@ -12,12 +12,12 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bulkhead_types::{NodeName, chain};
+use bulkhead_types::chain;
 use kubelet_model::v1::Pod;
 use parking_lot::Mutex;
 
 use super::file::SetSink;
-use super::static_pod::{self, Origin, RefusedPod, StaticPod};
+use super::static_pod::{self, ForNode, Origin, RefusedPod, StaticPod};
 use super::uids::Uids;
 use kubelet_model::decode::{self, DecodeError};
 use kubelet_model::pod::source::SourceKind;
@@ -67,7 +67,7 @@ pub enum PollError {
 }
 
 /// Polls until the sink is gone.
-pub async fn run<K: SetSink>(config: HttpConfig, node: NodeName, uids: Arc<Mutex<Uids>>, mut sink: K) {
+pub async fn run<K: SetSink>(config: HttpConfig, node: ForNode, uids: Arc<Mutex<Uids>>, mut sink: K) {
     let client = Client::new(&config.headers);
     let mut source = Source::new(config.url, node, uids);
     let mut failures = FailureLog::default();
@@ -93,7 +93,7 @@ struct Source {
     url: String,
     /// As it may be shown.
     shown: String,
-    node: NodeName,
+    node: ForNode,
     uids: Arc<Mutex<Uids>>,
     last_body: Vec<u8>,
     /// The last body was refused, and why; an unchanged body does not make it good.
@@ -101,7 +101,7 @@ struct Source {
 }
 
 impl Source {
-    fn new(url: String, node: NodeName, uids: Arc<Mutex<Uids>>) -> Self {
+    fn new(url: String, node: ForNode, uids: Arc<Mutex<Uids>>) -> Self {
         let shown = client::without_password(&url);
         Source { url, shown, node, uids, last_body: Vec::new(), refused: None }
     }

@@ -1,6 +1,7 @@
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bulkhead_types::NodeName;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -54,7 +55,7 @@ async fn serve(
 
 fn source(url: &str) -> Source {
     let uids = Arc::new(Mutex::new(Uids::new(Box::new(Forgetful), Vec::new())));
-    Source::new(url.to_owned(), NodeName::parse("Node-A".to_lowercase().as_str()).unwrap(), uids)
+    Source::new(url.to_owned(), NodeName::parse("Node-A".to_lowercase().as_str()).unwrap().into(), uids)
 }
 
 fn names(set: &Option<Vec<Pod>>) -> Option<Vec<&str>> {
@@ -203,7 +204,7 @@ async fn polling() {
     let uids = Arc::new(Mutex::new(Uids::new(Box::new(Forgetful), Vec::new())));
     let (tx, mut heard) = mpsc::unbounded_channel();
     let config = HttpConfig { url, headers: vec![], check_every: Duration::from_millis(10) };
-    let node = NodeName::parse("node-a").unwrap();
+    let node = NodeName::parse("node-a").unwrap().into();
     let task = tokio::spawn(run(config, node, uids, Ear(tx)));
     let mut sets = Vec::new();
     let mut errors = Vec::new();

@@ -14,7 +14,7 @@ use kubelet_model::defaults;
 
 use super::references;
 use kubelet_model::validation::field::text;
-use kubelet_model::validation::{Errors, validate_pod};
+use kubelet_model::validation::{Errors, Gates, validate_pod};
 
 /// Where a manifest comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +22,20 @@ pub enum Origin<'a> {
     /// Full path of the file.
     File(&'a str),
     Url(&'a str),
+}
+
+/// What static pods are built for.
+#[derive(Debug, Clone)]
+pub struct ForNode {
+    pub name: NodeName,
+    /// How strictly they are checked.
+    pub gates: Gates,
+}
+
+impl From<NodeName> for ForNode {
+    fn from(name: NodeName) -> Self {
+        ForNode { name, gates: Gates::default() }
+    }
 }
 
 /// Why a decoded pod is not taken.
@@ -70,7 +84,8 @@ pub fn choice_key(origin: Origin<'_>, namespace: &str, name: &str) -> String {
 }
 
 /// Builds the pod, or says why upstream would not take it.
-pub fn build(mut pod: Pod, origin: Origin<'_>, node: &NodeName, uids: &Uids) -> Result<StaticPod, RefusedPod> {
+pub fn build(mut pod: Pod, origin: Origin<'_>, node: &ForNode, uids: &Uids) -> Result<StaticPod, RefusedPod> {
+    let ForNode { name: node, gates } = node;
     defaults::apply(&mut pod);
     let name = text(&pod.metadata.name).to_owned();
     if name.is_empty() {
@@ -100,7 +115,7 @@ pub fn build(mut pod: Pod, origin: Origin<'_>, node: &NodeName, uids: &Uids) -> 
         return Err(RefusedPod::UnsafeUid(uid));
     }
     let pod = finish(pod, uid, origin, node);
-    let errors = validate_pod(&pod);
+    let errors = validate_pod(&pod, *gates);
     if !errors.is_empty() {
         return Err(RefusedPod::Invalid(errors));
     }

@@ -7,8 +7,8 @@ use crate::sources::uids::{Forgetful, FoundPod, UidBook, UidStore, UidStoreError
 use kubelet_model::decode;
 use kubelet_model::pod::source::SourceKind;
 
-fn node() -> NodeName {
-    NodeName::parse("node-a").unwrap()
+fn node() -> ForNode {
+    NodeName::parse("node-a").unwrap().into()
 }
 
 fn no_record() -> Uids {
@@ -148,7 +148,7 @@ fn names_uids_and_tolerations() {
     let base = "apiVersion: v1\nkind: Pod\nmetadata: {META}\nspec: {containers: [{name: c, image: i}]TOL}\n";
     let make = |meta: &str, tolerations: &str| {
         let text = base.replace("META", meta).replace("TOL", tolerations);
-        build(from(&text), Origin::File("/m/a"), &NodeName::parse("node-a").unwrap(), &no_record())
+        build(from(&text), Origin::File("/m/a"), &node(), &no_record())
     };
     let pod = make("name: x, uid: abc", "").unwrap().pod;
     assert_eq!(pod.metadata.uid.as_deref(), Some("abc"));
@@ -201,6 +201,22 @@ fn api_references_are_refused() {
     }
     let fine = base.replace("ENV", "").replace("SPEC", ", imagePullSecrets: [{}]");
     assert!(build(from(&fine), Origin::File("/m/a"), &node(), &no_record()).is_ok(), "an empty name refers to nothing");
+}
+
+#[test]
+fn addresses_are_checked_as_the_gate_says() {
+    let text = format!("{WEB}\n  hostAliases: [{{ip: 010.0.0.5, hostnames: [a]}}]\n");
+    for strict_ip_cidr in [true, false] {
+        let node = ForNode { gates: Gates { strict_ip_cidr }, ..node() };
+        let built = build(from(&text), Origin::File("/m/web.yaml"), &node, &no_record());
+        match built {
+            Err(refused) => assert!(strict_ip_cidr && refused.to_string().contains("leading 0s"), "{refused}"),
+            Ok(built) => {
+                let aliases = built.pod.spec.unwrap().host_aliases.unwrap();
+                assert!(!strict_ip_cidr && aliases[0].ip == "010.0.0.5", "as it stands");
+            }
+        }
+    }
 }
 
 #[derive(Default, Clone)]

@@ -17,7 +17,7 @@ fn check(metadata: Value, spec: Value, container: Value) -> Vec<String> {
     overlay(&mut pod["spec"], spec);
     let (mut pod, _) = decode::pod(pod.to_string().as_bytes()).unwrap_or_else(|e| panic!("{pod}: {e}"));
     defaults::apply(&mut pod);
-    validate_pod(&pod).iter().map(ToString::to_string).collect()
+    validate_pod(&pod, Gates::default()).iter().map(ToString::to_string).collect()
 }
 
 fn overlay(onto: &mut Value, fields: Value) {
