@@ -2,11 +2,13 @@
 //! at the start, as upstream does (`pkg/credentialprovider/plugin/config.go`).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bulkhead_types::GoDuration;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 use crate::kubelet_flags::check_qualified_name;
 
@@ -26,6 +28,9 @@ pub struct CredentialProviders {
     pub bin_dir: PathBuf,
     /// In the order in which they are asked.
     pub providers: Vec<CredentialProvider>,
+    /// `sha256:` and the hexadecimal digest of the files, for the metrics. None: an older version rendered this.
+    #[serde(default)]
+    pub config_hash: Option<String>,
 }
 
 /// One program.
@@ -153,7 +158,7 @@ fn zero_if_null<'de, D: serde::Deserializer<'de>, T: Default + Deserialize<'de>>
 /// Reads what the two flags name; `None` where neither is given.
 ///
 /// # Errors
-/// One flag without the other, a file cannot be read or decoded, a provider is not valid, two have one name, or a program is not there.
+/// One flag without the other, a file cannot be read or decoded, a provider is not valid, two have one name, or a program is not there or not executable.
 pub fn load(config: &str, bin_dir: &str) -> Result<Option<CredentialProviders>, ProviderConfigError> {
     match (config.is_empty(), bin_dir.is_empty()) {
         (true, true) => return Ok(None),
@@ -163,6 +168,7 @@ pub fn load(config: &str, bin_dir: &str) -> Result<Option<CredentialProviders>, 
     }
     let (path, bin_dir) = (Path::new(config), Path::new(bin_dir));
     let mut providers: Vec<CredentialProvider> = Vec::new();
+    let mut contents = Vec::new();
     for file in files(path)? {
         let invalid = |problem| ProviderConfigError::Invalid { path: file.clone(), problem };
         let read = |source| ProviderConfigError::Read { path: file.clone(), source };
@@ -177,12 +183,24 @@ pub fn load(config: &str, bin_dir: &str) -> Result<Option<CredentialProviders>, 
             }
             providers.push(provider);
         }
+        contents.push(text);
     }
     if providers.is_empty() {
         let problem = "providers: at least one is needed".to_owned();
         return Err(ProviderConfigError::Invalid { path: path.to_owned(), problem });
     }
-    Ok(Some(CredentialProviders { bin_dir: bin_dir.to_owned(), providers }))
+    Ok(Some(CredentialProviders { bin_dir: bin_dir.to_owned(), providers, config_hash: Some(hash(&contents)) }))
+}
+
+/// Of the files' contents in order, each behind its length (upstream readCredentialProviderConfig).
+fn hash(contents: &[String]) -> String {
+    let mut digest = Sha256::new();
+    for content in contents {
+        digest.update(u64::try_from(content.len()).unwrap_or(u64::MAX).to_be_bytes());
+        digest.update(content);
+    }
+    let hex: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("sha256:{hex}")
 }
 
 fn files(path: &Path) -> Result<Vec<PathBuf>, ProviderConfigError> {
@@ -245,6 +263,10 @@ fn check(provider: &CredentialProvider, bin_dir: &Path) -> Result<(), String> {
     }
     let program = bin_dir.join(name);
     match std::fs::metadata(&program) {
+        // Whoever may execute it, as for Go's exec.LookPath where root asks.
+        Ok(meta) if meta.is_file() && meta.permissions().mode() & 0o111 == 0 => {
+            Err(format!("error inspecting binary executable {}: permission denied", program.display()))
+        }
         Ok(meta) if meta.is_file() => Ok(()),
         Ok(_) => Err(format!("{} is no file", program.display())),
         Err(error) => Err(format!("program {}: {error}", program.display())),
@@ -319,9 +341,15 @@ providers:
   env: [{name: REGION, value: here}]
 "#;
 
+    fn put_program(folder: &Path, mode: u32) {
+        let program = folder.join("helper");
+        std::fs::write(&program, "").unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+
     fn try_load(text: &str) -> Result<Option<CredentialProviders>, ProviderConfigError> {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("helper"), "").unwrap();
+        put_program(folder.path(), 0o755);
         let file = folder.path().join("config.yaml");
         std::fs::write(&file, text).unwrap();
         load(file.to_str().unwrap(), folder.path().to_str().unwrap())
@@ -377,6 +405,37 @@ providers:
     }
 
     #[test]
+    fn a_program_is_to_be_executable() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("config.yaml");
+        std::fs::write(&file, GOOD).unwrap();
+        for (mode, taken) in [(0o755, true), (0o100, true), (0o001, true), (0o644, false), (0o000, false)] {
+            put_program(folder.path(), mode);
+            let loaded = load(file.to_str().unwrap(), folder.path().to_str().unwrap());
+            assert_eq!(loaded.is_ok(), taken, "{mode:o}");
+            if let Err(error) = loaded {
+                let error = error.to_string();
+                assert!(error.contains("error inspecting binary executable"), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_hash_is_of_each_file_behind_its_length() {
+        // printf '\0\0\0\0\0\0\0\3one\0\0\0\0\0\0\0\2to' | sha256sum
+        assert_eq!(
+            hash(&["one".into(), "to".into()]),
+            "sha256:5ffc9cefd8e031baf9bb4e5dcc8aec72c46e215445b3ca675a0706d6357d9163"
+        );
+        assert_ne!(hash(&["on".into(), "eto".into()]), hash(&["one".into(), "to".into()]));
+        let found = try_load(GOOD).unwrap().unwrap();
+        assert_eq!(found.config_hash, Some(hash(&[GOOD.into()])));
+        // Rendered by a version that had none.
+        let older: CredentialProviders = serde_json::from_str(r#"{"bin_dir": "/b", "providers": []}"#).unwrap();
+        assert_eq!(older.config_hash, None);
+    }
+
+    #[test]
     fn patterns() {
         for good in ["*.io", "a.io:5000/x", "[fd00::1]:5000/x", "[fd00::1]/x"] {
             assert!(is_pattern(good), "{good}");
@@ -391,7 +450,7 @@ providers:
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().to_str().unwrap();
         assert!(matches!(load(path, path), Err(ProviderConfigError::EmptyFolder { .. })));
-        std::fs::write(folder.path().join("helper"), "").unwrap();
+        put_program(folder.path(), 0o755);
         std::fs::write(folder.path().join("b.yaml"), GOOD).unwrap();
         assert_eq!(load(path, path).unwrap().unwrap().providers.len(), 1);
         // One that names none is no error beside another.

@@ -263,7 +263,11 @@ mod tests {
         let api = NodeConfig { kubeconfig_runs_program: true, ..plain.clone() };
         let bootstrap = NodeConfig { bootstrap_runs_program: true, ..plain.clone() };
         let images = NodeConfig {
-            credential_providers: Some(CredentialProviders { bin_dir: "/p".into(), providers: Vec::new() }),
+            credential_providers: Some(CredentialProviders {
+                bin_dir: "/p".into(),
+                providers: Vec::new(),
+                config_hash: None,
+            }),
             ..plain
         };
         let (syncd, statusd) = (Program::Daemon(Process::Syncd), Program::Daemon(Process::Statusd));

@@ -489,7 +489,8 @@ async fn known_shutdown(mut shutdowns: Shutdowns) -> Shutdowns {
 fn register_counters(start: &Start) -> Result<(), RunError> {
     let registry = &start.daemon.registry;
     hooks::metrics::register(registry)?;
-    credentials::metrics::register(registry)?;
+    let providers = start.config.credential_providers.as_ref();
+    credentials::metrics::register(registry, providers.and_then(|all| all.config_hash.as_deref()))?;
     Ok(())
 }
 

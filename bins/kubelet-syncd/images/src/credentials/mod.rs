@@ -369,7 +369,8 @@ mod tests {
                 env: Vec::new(),
                 token_attributes: Some(attributes(required)),
             };
-            let providers = CredentialProviders { bin_dir: folder.path().into(), providers: vec![provider] };
+            let providers =
+                CredentialProviders { bin_dir: folder.path().into(), providers: vec![provider], config_hash: None };
             let broker = BrokerClient::new(&folder.path().join("nobody.sock"));
             let keyring = Keyring::new(Arc::new(NoObjects::new("n", BTreeMap::new())), broker, Some(&providers));
             let puller = Puller { namespace: "n", pod: "p", pod_uid: "u", service_account: "", secrets: &[] };
