@@ -156,7 +156,7 @@ fn user_and_password(auth: &str) -> Option<(String, String)> {
     let bytes = engine.decode(&*auth).ok()?;
     let text = String::from_utf8(bytes).ok()?;
     let (user, password) = text.split_once(':')?;
-    Some((user.to_owned(), password.trim_matches('\0').to_owned()))
+    Some((user.to_owned(), password.to_owned()))
 }
 
 #[cfg(test)]
@@ -216,6 +216,8 @@ mod tests {
             // Bits beyond the last byte that are not zero.
             ("Zm9vOmJhch==", foo_bar.clone()),
             ("Zm9vOmJhci", foo_bar),
+            // NULs belong to the password.
+            ("Zm9vOmJhcgA=", Some(("foo".to_owned(), "bar\0".to_owned()))),
             ("Zm9vOmJhcg=", None),
             ("Zm9vOmJhcg== ", None),
             ("cGFudHM=", None),

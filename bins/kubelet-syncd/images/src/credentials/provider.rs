@@ -203,11 +203,8 @@ impl Provider {
         let key = cache_key(&response.cache_key_type, repository, token).ok_or_else(|| {
             bad(format!("cacheKeyType {:?} must be Image, Registry or Global", response.cache_key_type))
         })?;
-        let duration = match response.cache_duration {
-            Some(duration) if duration.is_negative() => return Err(bad("cacheDuration is negative".to_owned())),
-            Some(duration) => duration.to_std(),
-            None => self.config.cache_duration(),
-        };
+        // One that is negative is over at once.
+        let duration = response.cache_duration.map_or_else(|| self.config.cache_duration(), GoDuration::to_std);
         let mut entries = Vec::new();
         for (name, login) in response.auth.unwrap_or_default() {
             if token.is_some_and(|t| !t.may_echo && t.token == login.password) {
@@ -216,8 +213,8 @@ impl Provider {
                         .to_owned(),
                 ));
             }
-            let pattern = Pattern::of_credential(&name);
-            let pattern = pattern.ok_or_else(|| bad(format!("{name:?} is no host[:port][/path]")))?;
+            // What names no host is for no image; upstream's Add leaves it out as well.
+            let Some(pattern) = Pattern::of_credential(&name) else { continue };
             let auth = AuthConfig { username: login.username, password: login.password, ..AuthConfig::default() };
             entries.push(Entry { pattern, auth, email: String::new() });
         }
@@ -303,6 +300,31 @@ echo '{{"kind":"CredentialProviderResponse","apiVersion":"{VERSION}","cacheKeyTy
                 assert!(provider.credentials("registry.test/a", None).await.unwrap().is_empty(), "{auth}");
             }
             assert_eq!(std::fs::read_to_string(folder.path().join("count")).unwrap(), "\n", "{auth}: asked once");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_is_over_at_once_is_used_and_not_kept() {
+        for (duration, asked) in [("-1s", 2), ("0s", 2), ("1h", 1)] {
+            let folder = tempfile::tempdir().unwrap();
+            let lasting = format!(r#""cacheDuration":"{duration}","auth""#);
+            let provider = provider(folder.path(), &answering("Image", "p").replace(r#""auth""#, &lasting));
+            for _ in 0..2 {
+                assert_eq!(provider.credentials("registry.test/a", None).await.unwrap().len(), 1, "{duration}");
+            }
+            let count = std::fs::read_to_string(folder.path().join("count")).unwrap();
+            assert_eq!(count.trim(), asked.to_string(), "{duration}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_name_without_a_host_takes_no_other_with_it() {
+        for name in ["", "https://", ":5000", "/team"] {
+            let folder = tempfile::tempdir().unwrap();
+            let more = format!(r#""auth":{{"{name}":{{"username":"n"}},"#);
+            let provider = provider(folder.path(), &answering("Image", "p").replace(r#""auth":{"#, &more));
+            let entries = provider.credentials("registry.test/a", None).await.unwrap();
+            assert_eq!(entries.iter().map(|entry| &*entry.auth.username).collect::<Vec<_>>(), ["me"], "{name:?}");
         }
     }
 
