@@ -142,14 +142,15 @@ fn cve_2023_2431_a_local_profile_without_a_name_is_refused() -> Result<()> {
 fn cve_2024_10220_and_2025_1767_no_repository_is_cloned() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
     let node = lab.node("alpha").start()?;
+    let refused = "git-repo volume plugin has been disabled";
     for (name, source) in [
         ("hooks", json!({"repository": "https://192.0.2.1/x.git", "revision": "main", "directory": "x/.git"})),
         ("local", json!({"repository": format!("{}/pods", node.root_dir().display()), "directory": "."})),
     ] {
         node.write(&volume(Pod::idle(name), &json!({"gitRepo": source}), "/v"))?;
         node.wait_pod(name, "it waits for a volume that never comes", |pod| {
-            pod.volumes.iter().any(|volume| !volume.ready && volume.error.contains("gitRepo"))
-                || pod.why.contains("gitRepo")
+            pod.volumes.iter().any(|volume| !volume.ready && volume.error.contains(refused))
+                || pod.why.contains(refused)
         })?;
         runs_nothing_of(&node, name)?;
     }

@@ -115,9 +115,20 @@ fn kind_of(pod: &Pod, volume: &Volume, requests: &Amounts, memory: u64) -> Volum
     } else if kubelet_volume_manager::populator::is_managed(volume) {
         VolumeKind::Managed { kind: kind_name(volume) }
     } else {
-        let kind = kind_name(volume);
-        VolumeKind::Impossible { kind, why: format!("volumes of kind {kind} are not supported by this node yet") }
+        VolumeKind::Impossible { kind: kind_name(volume), why: without_plugin(volume) }
     }
+}
+
+/// In upstream's words.
+fn without_plugin(volume: &Volume) -> String {
+    if volume.git_repo.is_some() {
+        // Its gate is locked.
+        return "git-repo volume plugin has been disabled; if necessary, it may be re-enabled by enabling the feature-gate \
+                `GitRepoVolumeDriver`"
+            .to_owned();
+    }
+    // Upstream has none of the others (cephfs, rbd ...) any more.
+    format!("failed to get Plugin from volumeSpec for volume {:?} err=no volume plugin matched", volume.name)
 }
 
 fn empty_dir(source: &EmptyDirVolumeSource, fs_group: Option<i64>, requests: &Amounts, memory: u64) -> VolumeKind {
@@ -301,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_supported_is_named() {
+    fn kinds_that_are_not_there() {
         for (kind, source) in [
             ("cephfs", serde_json::json!({"monitors": ["m"]})),
             ("flocker", serde_json::json!({"datasetName": "d"})),
@@ -314,7 +325,11 @@ mod tests {
         ] {
             let planned = one(serde_json::json!({kind: source}), serde_json::json!({}));
             let VolumeKind::Impossible { kind: named, why } = planned else { panic!("{kind}: {planned:?}") };
-            assert_eq!((named, why), (kind, format!("volumes of kind {kind} are not supported by this node yet")));
+            let refused = "failed to get Plugin from volumeSpec for volume \"v\" err=no volume plugin matched";
+            assert_eq!((named, &*why), (kind, refused));
         }
+        let git = one(serde_json::json!({"gitRepo": {"repository": "r"}}), serde_json::json!({}));
+        let VolumeKind::Impossible { kind: "gitRepo", why } = git else { panic!("{git:?}") };
+        assert!(why.contains("git-repo volume plugin has been disabled"), "{why}");
     }
 }
