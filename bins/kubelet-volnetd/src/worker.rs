@@ -284,8 +284,7 @@ impl Task {
             | Task::SetUpLocal { may_mount: true, .. }
             | Task::GiveFlex { .. } => ownership::PATIENCE.saturating_add(Duration::from_secs(10)),
             Task::SetUpNfs { may_mount: true, .. } => nfs::LONGEST_MOUNT,
-            // A dead mount says so at once, and one that does not answer is not known to be dead.
-            Task::AskPublished { .. } => Duration::from_secs(1),
+            Task::AskPublished { .. } => Duration::from_secs(publish::PATIENCE_S as u64 + 1),
             _ => Duration::from_secs(15),
         }
     }

@@ -12,6 +12,7 @@
 //! | [`spawn`] | start a child with an exact user, capabilities and descriptors |
 //! | [`listen_fds`] | the descriptors that a supervisor passed |
 //! | [`attempt`] | forbidden calls in a form that does no harm, for tests; no daemon calls them |
+//! | [`alarm`] | an end for a process that may wait in the kernel for ever |
 //! | [`async_fd`] | descriptors in tokio's reactor |
 //! | [`memfd`] | sealed memory files |
 //! | [`fence`] | Landlock |
@@ -35,6 +36,7 @@
 //! | [`xfs`] | growth of an xfs that is mounted |
 #![allow(unsafe_code)]
 
+pub mod alarm;
 pub mod async_fd;
 pub mod attempt;
 pub mod cgroup;

@@ -31,6 +31,8 @@ pub struct SilentFs {
     point: PathBuf,
     silent: Arc<AtomicBool>,
     unanswered: Arc<AtomicUsize>,
+    /// Of one that nobody serves yet.
+    _device: Option<File>,
 }
 
 impl SilentFs {
@@ -48,7 +50,7 @@ impl SilentFs {
         let (silent, unanswered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let told = (silent.clone(), unanswered.clone());
         std::thread::spawn(move || serve(device, &told.0, &told.1));
-        Ok(SilentFs { point: point.to_owned(), silent, unanswered })
+        Ok(SilentFs { point: point.to_owned(), silent, unanswered, _device: None })
     }
 
     /// The same, silent from the start.
@@ -67,7 +69,16 @@ impl SilentFs {
     /// As [`Self::mount`].
     pub fn mount_dead(point: &Path) -> Result<Self> {
         drop(connect(point)?);
-        Ok(SilentFs { point: point.to_owned(), silent: Arc::default(), unanswered: Arc::default() })
+        Ok(SilentFs { point: point.to_owned(), silent: Arc::default(), unanswered: Arc::default(), _device: None })
+    }
+
+    /// The same, served by nobody yet: requests are not even taken, and whoever waits for one can be killed.
+    ///
+    /// # Errors
+    /// As [`Self::mount`].
+    pub fn mount_unserved(point: &Path) -> Result<Self> {
+        let device = Some(connect(point)?);
+        Ok(SilentFs { point: point.to_owned(), silent: Arc::default(), unanswered: Arc::default(), _device: device })
     }
 
     pub fn fall_silent(&self) {

@@ -131,10 +131,11 @@ fn code_of_disk(error: &DiskError) -> Code {
 fn code_of_csi(error: &CsiError) -> Code {
     match error {
         CsiError::StillMounted { .. }
-        | CsiError::MountedElsewhere { .. }
         | CsiError::StillPublished { .. }
         | CsiError::Another { .. }
         | CsiError::Readable { .. } => Code::FailedPrecondition,
+        // Not FAILED_PRECONDITION, which kubelet-syncd keeps to itself: whoever has mounted it has to hear of it.
+        CsiError::MountedElsewhere { .. } => Code::Aborted,
         CsiError::NotPrepared { .. } | CsiError::NoTarget { .. } => Code::NotFound,
         CsiError::Open { source, .. } => code_in_our_tree(source),
         CsiError::Io { source, .. } => code_of_io(source),

@@ -80,10 +80,11 @@ fn whose(task: &Task) -> String {
         | Task::TearDownPod { pod, .. }
         | Task::OpenEnvFile { pod, .. } => of_pod(pod),
         Task::PreparePublish { published, .. }
-        | Task::AskPublished { published }
         | Task::CommitPublish { published, .. }
         | Task::BeginUnpublish { published }
         | Task::EndPublish { published } => of_pod(&published.pod),
+        // A share of its own: the pod's other verbs go on beside mounts that do not answer.
+        Task::AskPublished { published } => format!("what is mounted for pod {}", published.pod),
         Task::MountDevice { place, .. } | Task::GrowXfs { place, .. } | Task::UnmountDevice { place } => {
             place.to_string()
         }
