@@ -169,8 +169,8 @@ pub(super) const MUTANTS: [Mutant; 71] = [
         mistake: "a plugin that wants to hear of each start does not",
         only: Some(Family::Resources),
         file: "bins/kubelet-syncd/src/container_manager/devices/options.rs",
-        from: "let calls = lock(&self.manager).pre_start(&request, name)?;",
-        to: "let calls = if MUTANT { Vec::new() } else { lock(&self.manager).pre_start(&request, name)? };",
+        from: "let calls = self.manager.lock().pre_start(&request, name)?;",
+        to: "let calls = if MUTANT { Vec::new() } else { self.manager.lock().pre_start(&request, name)? };",
     },
     Mutant {
         name: "sick-devices",
@@ -421,8 +421,8 @@ pub(super) const MUTANTS: [Mutant; 71] = [
         mistake: "a checkpoint whose write nobody waits for any more counts as written (as it was until this found it)",
         only: Some(Family::Claims),
         file: "bins/kubelet-syncd/src/container_manager/dra/manager.rs",
-        from: "        let states = self.book().states();",
-        to: "        if MUTANT {\n            self.saved.store(changes, Ordering::Relaxed);\n        }\n        let states = self.book().states();",
+        from: "        let states = self.book.lock().states();",
+        to: "        if MUTANT {\n            self.saved.store(changes, Ordering::Relaxed);\n        }\n        let states = self.book.lock().states();",
     },
     Mutant {
         name: "older-write",
