@@ -36,7 +36,7 @@ pub(super) fn authenticate(
     if let Some(token) = authorization.strip_prefix("Bearer ") {
         return user_of_token(shared, token.trim(), &[]).map(|(user, _)| user).map_err(|_| ApiError::unauthorized());
     }
-    if shared.config.anonymous { Ok(User::anonymous()) } else { Err(ApiError::unauthorized()) }
+    shared.config.anonymous.clone().ok_or_else(ApiError::unauthorized)
 }
 
 /// Whose token this is, and for which of the audiences it is good.

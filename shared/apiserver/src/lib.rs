@@ -94,8 +94,8 @@ pub struct Config {
     pub taint_new_nodes: bool,
     /// New nodes get a pod CIDR out of 10.244.0.0/16.
     pub pod_cidrs: bool,
-    /// Requests without credentials are those of `system:anonymous`; else they are refused.
-    pub anonymous: bool,
+    /// Whose requests without credentials are, mostly `system:anonymous`; `None`: they are refused.
+    pub anonymous: Option<User>,
     /// Bearer tokens that are known from the start.
     pub tokens: Vec<StaticToken>,
     /// What users other than masters and nodes may do.
@@ -116,7 +116,7 @@ impl Default for Config {
             certificates_backdated: Duration::from_secs(300),
             taint_new_nodes: true,
             pod_cidrs: false,
-            anonymous: true,
+            anonymous: Some(User::anonymous()),
             tokens: Vec::new(),
             grants: Vec::new(),
             keep_bodies: true,

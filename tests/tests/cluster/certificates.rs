@@ -198,7 +198,7 @@ fn tls_bootstrap_begins_with_a_token() -> Result<()> {
 #[test]
 fn node_registration_is_retried_after_a_refusal() -> Result<()> {
     let Some(lab) = lab()? else { return Ok(()) };
-    let cluster = lab.stand_in(Config { approval: Approval::Manual, anonymous: false, ..Config::default() })?;
+    let cluster = lab.stand_in(Config { approval: Approval::Manual, anonymous: None, ..Config::default() })?;
     let builder = lab.node(NODE).bootstraps_into(&cluster)?;
     let bootstrap = cluster.folder().join("bootstrap-alpha.kubeconfig");
     cluster.write_kubeconfig("bootstrap-alpha", "bootstrap", &Credential::Token("no-such-token".to_owned()))?;
