@@ -6,8 +6,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use prost::Message;
-use tonic::Request;
+use tokio::time::Instant;
 use tonic::metadata::MetadataValue;
+use tonic::{Code, Request};
 
 use crate::client::CriClient;
 use crate::containerd::{payload, service};
@@ -69,6 +70,9 @@ const CONTAINERD_ENDS: &str = r#"topic~="^/tasks/(exit|delete|oom)$""#;
 
 const TASK_EXIT: &str = "containerd.events.TaskExit";
 
+/// What ends later than this has stood.
+const REFUSED_WITHIN: Duration = Duration::from_secs(1);
+
 /// Longer ids are nobody's: the rest of such an event is dropped.
 const ID_BYTES_MAX: usize = 128;
 
@@ -78,7 +82,7 @@ impl CriClient {
         const METHOD: &str = "get_container_events";
         let mut client = self.runtime_client();
         let open = async move { client.get_container_events(Request::new(v1::GetEventsRequest {})).await };
-        until_error(METHOD, open, |event| from_cri(&event))
+        unless_refused(METHOD, until_error(METHOD, open, |event| from_cri(&event)))
     }
 
     /// containerd's own events of one containerd namespace (the CRI's is `k8s.io`).
@@ -136,6 +140,21 @@ fn until_error<M: Send + 'static, E: Send + 'static>(
         .map_err(move |status| CriError::from_status(method, &status))
         .try_filter_map(move |message| std::future::ready(Ok(read(message))));
     Box::pin(events.chain(stream::once(async move { Err(CriError::stream_ended(method)) })))
+}
+
+/// A stream that ends before it has told anything is not offered: CRI-O without `enable_pod_events` ends it at once, and with no error
+/// (`server/container_events.go`). One that stood for a while was ended with the runtime.
+fn unless_refused(method: &'static str, events: EventStream) -> EventStream {
+    let (began, mut is_first) = (Instant::now(), true);
+    Box::pin(events.map(move |told| {
+        let is_first = std::mem::replace(&mut is_first, false);
+        match told {
+            Err(end) if is_first && end == CriError::stream_ended(method) && began.elapsed() < REFUSED_WITHIN => {
+                Err(CriError { code: Code::Unimplemented, ..end })
+            }
+            told => told,
+        }
+    }))
 }
 
 /// Maps an event of the CRI. None: of no use.
@@ -255,6 +274,28 @@ mod tests {
         assert_eq!(kind("containerd.events.TaskStart", b""), None, "no id");
         let long = [b"\x0a\x81\x01".as_slice(), &[b'x'; 129]].concat();
         assert_eq!(kind("containerd.events.TaskStart", &long), None, "too long an id");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_ends_at_once_without_a_word_is_not_offered() {
+        const METHOD: &str = "get_container_events";
+        let event = from_containerd(&envelope("containerd.events.TaskStart", b"\x0a\x02c1".to_vec())).unwrap();
+        let broken = CriError { code: Code::Unavailable, method: METHOD, message: "refused".to_owned() };
+        for (events, ends_after, end, unimplemented) in [
+            (vec![], Duration::ZERO, CriError::stream_ended(METHOD), true),
+            (vec![], REFUSED_WITHIN, CriError::stream_ended(METHOD), false),
+            (vec![], Duration::ZERO, broken, false),
+            (vec![event], Duration::ZERO, CriError::stream_ended(METHOD), false),
+        ] {
+            let told = events.len();
+            let last = stream::once(async move {
+                tokio::time::sleep(ends_after).await;
+                Err(end)
+            });
+            let events = stream::iter(events.into_iter().map(Ok)).chain(last);
+            let told = unless_refused(METHOD, Box::pin(events)).skip(told).next().await;
+            assert_eq!(told.unwrap().unwrap_err().is_unimplemented(), unimplemented, "after {ends_after:?}");
+        }
     }
 
     #[test]
