@@ -23,18 +23,24 @@ pub fn pod_path(cgroup_parent: &str) -> Option<String> {
 
 /// Names that runtimes give a container's or a sandbox's cgroup inside its pod's. `pod`: None where pods have no cgroups
 /// (`cgroupsPerQOS` is false): then it lies where the runtime puts what it is told no place for.
-pub fn container_candidates(pod: Option<&str>, container_id: &str) -> [String; 3] {
+pub fn container_candidates(pod: Option<&str>, container_id: &str) -> [String; 5] {
     match pod {
         Some(pod) => [
             format!("{pod}/{container_id}"),
             format!("{pod}/cri-containerd-{container_id}.scope"),
             format!("{pod}/crio-{container_id}.scope"),
+            // CRI-O with cgroupfs, and its sandboxes without a process (`drop_infra_ctr`) with either driver.
+            format!("{pod}/crio-{container_id}"),
+            // cri-dockerd with systemd.
+            format!("{pod}/docker-{container_id}.scope"),
         ],
         None => [
-            // containerd's namespace of CRI; CRI-O with either driver.
+            // containerd's namespace of CRI; CRI-O and Docker with either driver.
             format!("/k8s.io/{container_id}"),
             format!("/crio/crio-{container_id}"),
             format!("/system.slice/crio-{container_id}.scope"),
+            format!("/docker/{container_id}"),
+            format!("/system.slice/docker-{container_id}.scope"),
         ],
     }
 }
@@ -136,7 +142,11 @@ mod tests {
 
     #[test]
     fn containers_without_a_cgroup_of_their_pod_s() {
-        assert_eq!(container_candidates(Some("/kubepods/podx"), "c0")[0], "/kubepods/podx/c0");
+        let in_pod = container_candidates(Some("/p.slice"), "c0");
+        assert_eq!(in_pod[0], "/p.slice/c0");
+        for name in ["/p.slice/crio-c0", "/p.slice/docker-c0.scope"] {
+            assert!(in_pod.iter().any(|one| one == name), "{name}");
+        }
         assert_eq!(container_candidates(None, "c0")[0], "/k8s.io/c0");
     }
 

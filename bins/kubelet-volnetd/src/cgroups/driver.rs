@@ -64,13 +64,14 @@ impl Driver {
     }
 }
 
-/// What runtimes call a container's cgroup in its pod's: containerd and CRI-O, by either driver.
-pub fn names_of_container(container: &ContainerId) -> [String; 4] {
+/// What runtimes call a container's cgroup in its pod's: containerd, CRI-O and cri-dockerd, by either driver.
+pub fn names_of_container(container: &ContainerId) -> [String; 5] {
     [
         container.to_string(),
         format!("crio-{container}"),
         format!("cri-containerd-{container}.scope"),
         format!("crio-{container}.scope"),
+        format!("docker-{container}.scope"),
     ]
 }
 
