@@ -15,6 +15,8 @@ pub struct Owner<'a> {
     pub pod: Option<&'a Pod>,
     pub id: &'a str,
     pub container: Option<&'a PodContainer>,
+    /// Of a container or sandbox, as far as it is known.
+    pub image: &'a str,
     /// Sockets that are shown as its own.
     pub sockets: Option<u64>,
 }
@@ -54,7 +56,7 @@ pub fn read(
     CgroupStats {
         id: path.to_owned(),
         name: owner.id.to_owned(),
-        image: owner.container.map(|container| container.image.clone()).unwrap_or_default(),
+        image: owner.image.to_owned(),
         container: owner.container.map(|container| container.name.to_string()).unwrap_or_default(),
         pod: owner.pod.map(|pod| pod.name.to_string()).unwrap_or_default(),
         namespace: owner.pod.map(|pod| pod.namespace.to_string()).unwrap_or_default(),

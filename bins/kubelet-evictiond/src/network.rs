@@ -2,6 +2,7 @@
 //! are read at its sandbox's process without entering anything. Which interfaces count follows cAdvisor.
 //! `/proc/<pid>/net/sockstat` is the same for the sockets of that network: which process has which, the kernel shows to tracers alone.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use bulkhead_ipc::evictiond::InterfaceStats;
@@ -19,6 +20,12 @@ pub fn of_process(reader: &mut Reader, pid: u32) -> Option<Vec<InterfaceStats>> 
 /// Of the network that this process is in: the node's.
 pub fn of_node(reader: &mut Reader) -> Option<Vec<InterfaceStats>> {
     reader.read(Path::new("/proc/self/net/dev")).ok().and_then(parse)
+}
+
+/// Tells networks apart for everybody, where `/proc/<pid>/ns/net` is shown to tracers alone: each has a file `net/dev` of its own.
+/// `of`: "self" or the id of a process.
+pub fn identity(of: &str) -> Option<u64> {
+    std::fs::metadata(Path::new("/proc").join(of).join("net/dev")).ok().map(|file| file.ino())
 }
 
 /// Sockets of processes in the network of the process with that id; of all families, and none of the kernel's own.
@@ -101,6 +108,13 @@ mod tests {
         let mut reader = Reader::default();
         assert_eq!(of_process(&mut reader, std::process::id()), of_node(&mut reader));
         assert_eq!(of_process(&mut reader, u32::MAX), None);
+    }
+
+    #[test]
+    fn this_process_is_in_the_node_s_network() {
+        assert!(identity("self").is_some());
+        assert_eq!(identity(&std::process::id().to_string()), identity("self"));
+        assert_eq!(identity(&u32::MAX.to_string()), None);
     }
 
     #[test]

@@ -103,6 +103,8 @@ pub struct PodContainer {
 pub struct NodeWord {
     /// Folder of the image file system as the runtime reports it.
     pub image_fs: Option<String>,
+    /// Name of the image that the runtime makes its sandboxes of.
+    pub sandbox_image: Option<String>,
     /// All sources of pods have delivered since it started.
     pub sources_ready: bool,
 }
@@ -162,7 +164,8 @@ impl PodSource for SyncdPods {
         let mut client = NodeClient::new(self.link.channel());
         let reply = tokio::time::timeout(DEADLINE, client.get(request)).await.ok()?.ok()?.into_inner();
         let image_fs = Some(reply.image_fs_mountpoint).filter(|path| path.starts_with('/'));
-        Some(NodeWord { image_fs, sources_ready: reply.sources_ready })
+        let sandbox_image = Some(reply.sandbox_image).filter(|name| !name.is_empty());
+        Some(NodeWord { image_fs, sandbox_image, sources_ready: reply.sources_ready })
     }
 }
 

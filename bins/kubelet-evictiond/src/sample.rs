@@ -82,6 +82,8 @@ pub struct Sampler {
     rates: Rates,
     starts: Starts,
     ooms: OomCounts,
+    /// Name of the image that sandboxes are made of; empty: not known.
+    sandbox_image: String,
     started: Instant,
 }
 
@@ -90,7 +92,10 @@ const PODS: &str = "pods";
 /// Most cgroups below those of the system that are told of.
 const BELOW_SYSTEM_MAX: usize = 512;
 /// It has no process, or none that opens a socket.
-const GROUP_OF_GROUPS: Owner<'static> = Owner { pod: None, id: "", container: None, sockets: Some(0) };
+const GROUP_OF_GROUPS: Owner<'static> = Owner { pod: None, id: "", container: None, image: "", sockets: Some(0) };
+/// Most groups below a container's, and most processes of a group, that are looked at for the pod's network.
+const NETWORK_GROUPS_MAX: usize = 8;
+const NETWORK_PROCESSES_MAX: usize = 8;
 
 /// What one sample gathers on its way.
 #[derive(Debug, Default)]
@@ -118,6 +123,7 @@ impl Sampler {
             rates: Rates::default(),
             starts: Starts::default(),
             ooms: OomCounts::default(),
+            sandbox_image: String::new(),
             started: Instant::now(),
         }
     }
@@ -126,6 +132,11 @@ impl Sampler {
     pub fn with_ooms(mut self, ooms: OomCounts) -> Self {
         self.ooms = ooms;
         self
+    }
+
+    /// Sandboxes are shown with this image from now on.
+    pub fn set_sandbox_image(&mut self, name: String) {
+        self.sandbox_image = name;
     }
 
     pub fn hierarchy(&self) -> &Hierarchy {
@@ -358,7 +369,8 @@ impl Sampler {
         if let Some((id, path)) = sandbox.filter(|_| wanted.cgroups) {
             let usage = self.hierarchy.usage(&mut self.reader, &path);
             // What runs there opens none.
-            let owner = Owner { pod: Some(pod), id, ..GROUP_OF_GROUPS };
+            let image = self.sandbox_image.clone();
+            let owner = Owner { pod: Some(pod), id, image: &image, ..GROUP_OF_GROUPS };
             let mut stats = self.in_detail(&path, &usage, &time, owner, gathered);
             stats.interfaces = interfaces.clone().unwrap_or_default();
             gathered.cgroups.push(stats);
@@ -366,7 +378,8 @@ impl Sampler {
         (interfaces.filter(|_| wanted.disks).map(|interfaces| stats::network(interfaces, &time)), sockets)
     }
 
-    /// At the sandbox's process; a sandbox without one (a virtual machine) shares its network with the containers.
+    /// At a process of the sandbox or, where that has none (CRI-O's `drop_infra_ctr`, a virtual machine), of a container. The first is not
+    /// always in the pod's network: Kata's shim is in the node's, and gVisor's gofer in one without interfaces.
     fn pod_network(
         &mut self,
         pod: &Pod,
@@ -375,11 +388,36 @@ impl Sampler {
     ) -> Option<(Vec<bulkhead_ipc::evictiond::InterfaceStats>, Option<u64>)> {
         let containers = pod.containers.iter().filter_map(|container| self.group_of(cgroup, &container.id));
         let groups: Vec<String> = sandbox.into_iter().chain(containers).collect();
-        groups.into_iter().find_map(|group| {
-            let pid = *self.hierarchy.processes(&mut self.reader, &group)?.first()?;
-            let interfaces = network::of_process(&mut self.reader, pid)?;
-            Some((interfaces, network::sockets_of_process(&mut self.reader, pid)))
-        })
+        let node = network::identity("self");
+        let mut empty = None;
+        for group in groups {
+            for pid in self.processes_of(&group) {
+                let identity = network::identity(&pid.to_string());
+                if identity.is_none() || identity == node {
+                    continue;
+                }
+                let Some(interfaces) = network::of_process(&mut self.reader, pid) else { continue };
+                let is_empty = interfaces.is_empty();
+                let found = (interfaces, network::sockets_of_process(&mut self.reader, pid));
+                if !is_empty {
+                    return Some(found);
+                }
+                empty.get_or_insert(found);
+            }
+        }
+        empty
+    }
+
+    /// Some processes of a container; where its group has none itself, of the groups below (crun's is called `container`).
+    fn processes_of(&mut self, group: &str) -> Vec<u32> {
+        let mut pids = self.hierarchy.processes(&mut self.reader, group).unwrap_or_default();
+        if pids.is_empty() {
+            let below = self.hierarchy.below(group, NETWORK_GROUPS_MAX, |_| false);
+            let lists = below.iter().filter_map(|below| self.hierarchy.processes(&mut self.reader, below));
+            pids = lists.flatten().take(NETWORK_PROCESSES_MAX).collect();
+        }
+        pids.truncate(NETWORK_PROCESSES_MAX);
+        pids
     }
 
     fn container(
@@ -395,7 +433,8 @@ impl Sampler {
         let start_time = self.starts.of(&container.id, &container.started_at, || hierarchy.made_at(path));
         let mut processes = None;
         if wanted.cgroups {
-            let owner = Owner { pod: Some(pod), id: &container.id, container: Some(container), sockets };
+            let image = &container.image;
+            let owner = Owner { pod: Some(pod), id: &container.id, container: Some(container), image, sockets };
             let mut stats = self.in_detail(path, &usage, &time, owner, gathered);
             if let Ok(started) = start_time.parse::<jiff::Timestamp>() {
                 stats.start_time_seconds = started.as_second();
@@ -518,6 +557,76 @@ mod tests {
             "/system.slice/ssh.service",
         ];
         assert_eq!(ids, expected);
+    }
+
+    /// Its sandbox and its container are called by `ids`.
+    fn pod(cgroup: &str, [sandbox, container]: [&str; 2]) -> Pod {
+        let container = PodContainer {
+            name: bulkhead_types::ContainerName::parse("main").unwrap(),
+            id: container.into(),
+            image: "img".into(),
+            started_at: String::new(),
+        };
+        Pod {
+            uid: bulkhead_types::PodUid::parse("u1").unwrap(),
+            namespace: bulkhead_types::Namespace::parse("default").unwrap(),
+            name: bulkhead_types::PodName::parse("web").unwrap(),
+            started_at: String::new(),
+            cgroup: Some(cgroup.into()),
+            sandbox: Some(sandbox.into()),
+            host_network: false,
+            containers: vec![container],
+            volumes: Vec::new(),
+            trace_parent: String::new(),
+        }
+    }
+
+    #[test]
+    fn sandboxes_have_the_image_that_is_told() {
+        let temp = tempfile::tempdir().unwrap();
+        for group in ["p.slice/crio-s1", "p.slice/docker-c1.scope"] {
+            std::fs::create_dir_all(temp.path().join(group)).unwrap();
+        }
+        let mut sampler = Sampler::of(paths("/none", &[]), Hierarchy::V2 { root: temp.path().to_owned() });
+        let mut images = || {
+            let pods = [pod("/p.slice", ["s1", "c1"])];
+            let sample = sampler.sample(Some(&pods), SampleScope { disks: false, cgroups: true });
+            sampler.set_sandbox_image("pause:1".into());
+            let named = sample.cgroups.into_iter().filter(|group| !group.name.is_empty());
+            named.map(|group| (group.name, group.image)).collect::<Vec<_>>()
+        };
+        let with = |image: &str| [("s1".into(), image.into()), ("c1".into(), "img".into())];
+        assert_eq!(images(), with(""));
+        assert_eq!(images(), with("pause:1"));
+    }
+
+    #[test]
+    fn the_node_s_network_is_no_pod_s() {
+        let temp = tempfile::tempdir().unwrap();
+        let group = temp.path().join("p/s1");
+        std::fs::create_dir_all(&group).unwrap();
+        std::fs::write(group.join("cgroup.procs"), format!("{}\n", std::process::id())).unwrap();
+        let mut sampler = Sampler::of(paths("/none", &[]), Hierarchy::V2 { root: temp.path().to_owned() });
+        let pods = [pod("/p", ["s1", "c1"])];
+        let sample = sampler.sample(Some(&pods), SampleScope { disks: true, cgroups: true });
+        assert_eq!(sample.pods[0].network, None);
+    }
+
+    #[test]
+    fn processes_are_looked_for_below_a_group_without_any() {
+        let temp = tempfile::tempdir().unwrap();
+        for (group, pids) in [("s", ""), ("s/container", "7\n8\n"), ("own", "1\n2\n"), ("own/sub", "3\n")] {
+            std::fs::create_dir_all(temp.path().join(group)).unwrap();
+            std::fs::write(temp.path().join(group).join("cgroup.procs"), pids).unwrap();
+        }
+        let many: String = (1..100).map(|pid| format!("{pid}\n")).collect();
+        std::fs::create_dir_all(temp.path().join("many")).unwrap();
+        std::fs::write(temp.path().join("many/cgroup.procs"), many).unwrap();
+        let mut sampler = Sampler::of(paths("/none", &[]), Hierarchy::V2 { root: temp.path().to_owned() });
+        assert_eq!(sampler.processes_of("/s"), [7, 8]);
+        assert_eq!(sampler.processes_of("/own"), [1, 2]);
+        assert_eq!(sampler.processes_of("/many").len(), NETWORK_PROCESSES_MAX);
+        assert_eq!(sampler.processes_of("/gone"), [0; 0]);
     }
 
     #[test]

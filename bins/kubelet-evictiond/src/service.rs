@@ -247,7 +247,7 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         // kubelet-syncd may have listed them.
         let node = self.pods.node().await;
         let pods = if node.is_some() { self.pods.pods().await } else { None };
-        let NodeWord { image_fs, sources_ready } = node.unwrap_or_default();
+        let NodeWord { image_fs, sandbox_image, sources_ready } = node.unwrap_or_default();
         let sources_ready = sources_ready && self.pods.node().await.is_some_and(|node| node.sources_ready);
         match (pods, purpose) {
             (Some(listed), _) => {
@@ -263,6 +263,9 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         }
         if image_fs.is_some() {
             state.image_fs = image_fs;
+        }
+        if let Some(name) = sandbox_image {
+            self.with_sampler(move |sampler: &mut Sampler| sampler.set_sandbox_image(name)).await?;
         }
         Ok(())
     }
@@ -526,7 +529,7 @@ mod tests {
 
         async fn node(&self) -> Option<NodeWord> {
             let sources_ready = !self.starting.load(Ordering::Relaxed);
-            let word = NodeWord { image_fs: Some("/".into()), sources_ready };
+            let word = NodeWord { image_fs: Some("/".into()), sandbox_image: None, sources_ready };
             (!self.away.load(Ordering::Relaxed)).then_some(word)
         }
     }

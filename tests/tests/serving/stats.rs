@@ -148,7 +148,7 @@ fn what_a_pod_uses_is_shown_as_the_kernel_counts_it() -> Result<()> {
 fn cadvisor(world: &World, container: &str, sandbox: &str) -> Result<String> {
     let pod = world.node.pod_name("busy");
     let of_main = [("container", "main"), ("pod", pod.as_str()), ("namespace", "default")];
-    let of_sandbox = [("name", sandbox), ("container", ""), ("image", ""), ("pod", pod.as_str())];
+    let of_sandbox = [("name", sandbox), ("container", ""), ("pod", pod.as_str())];
     let scrape = eventually("the pod's work is in the series", LONG, || {
         let scrape = world.scrape("/metrics/cadvisor")?;
         let sent = scrape.one("container_network_transmit_bytes_total", &of_sandbox)?;

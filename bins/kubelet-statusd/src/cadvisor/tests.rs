@@ -98,7 +98,12 @@ fn groups() -> Vec<CgroupStats> {
         group("/kubepods/besteffort"),
         group("/kubepods/burstable"),
         of_pod(pod),
-        CgroupStats { name: "f076".into(), interfaces: vec![interface()], ..of_pod(&format!("{pod}/f076")) },
+        CgroupStats {
+            name: "f076".into(),
+            image: "registry.k8s.io/pause:3.10".into(),
+            interfaces: vec![interface()],
+            ..of_pod(&format!("{pod}/f076"))
+        },
         CgroupStats {
             name: "53f0".into(),
             image: "docker.io/library/nginx:1".into(),
@@ -264,7 +269,8 @@ fn whose_series_they_are() {
          name=\"53f0\",namespace=\"default\",pod=\"web\"}} 688128 1795222062173"
     ));
     has(&format!(
-        "container_network_receive_bytes_total{{container=\"\",id=\"{pod}/f076\",image=\"\",interface=\"eth0\",\
+        "container_network_receive_bytes_total{{container=\"\",id=\"{pod}/f076\",\
+         image=\"registry.k8s.io/pause:3.10\",interface=\"eth0\",\
          name=\"f076\",namespace=\"default\",pod=\"web\"}} 919769466 1795222062173"
     ));
     has(&format!(
@@ -281,8 +287,8 @@ fn whose_series_they_are() {
     assert_eq!(count("container_cpu_cfs_periods_total{"), 1, "only with a quota");
     assert_eq!(count("container_spec_cpu_quota{"), 1);
     assert_eq!(count("container_network_receive_bytes_total{"), 2, "the machine and the sandbox");
-    // What dashboards match by: one series for each container, whatever else has the pod's name.
-    let container = |line: &&str| line.starts_with("container_memory_rss{") && !line.contains("image=\"\"");
+    // What dashboards match by: one series for each container, whatever else has the pod's name or an image.
+    let container = |line: &&str| line.starts_with("container_memory_rss{") && !line.contains("{container=\"\"");
     assert_eq!(text.lines().filter(container).count(), 1);
 }
 

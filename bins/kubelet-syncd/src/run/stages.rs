@@ -59,6 +59,7 @@ use crate::sync_loop::shutdown::Shutdowns;
 use crate::sync_loop::termination_messages::TerminationMessages;
 use crate::sync_loop::{
     RuntimeMetrics, RuntimeParts, RuntimeSide, SyncLoop, SyncLoopParts, image_fs, image_list, node_cgroups,
+    sandbox_image,
 };
 use crate::take_down::{self, TakeDowns};
 use crate::volumes::set_up::FILES_ON_THEIR_WAY;
@@ -142,6 +143,7 @@ pub(super) struct Followers {
     answered: watch::Receiver<Option<Instant>>,
     version: watch::Receiver<Option<VersionResponse>>,
     image_fs: watch::Receiver<String>,
+    sandbox_image: watch::Receiver<String>,
     images: watch::Receiver<Arc<[NodeImage]>>,
     /// Garbage collection has removed an image.
     removed: Arc<Notify>,
@@ -161,6 +163,8 @@ impl Followers {
         tokio::spawn(runtime_health::follow(cri.clone(), told));
         let (image_fs_sender, image_fs) = watch::channel(String::new());
         tokio::spawn(image_fs::follow(cri.clone(), health.clone(), image_fs_sender));
+        let (told_image, sandbox_image) = watch::channel(String::new());
+        tokio::spawn(sandbox_image::follow(cri.clone(), health.clone(), version.clone(), told_image));
         let (images_sender, images) = watch::channel(Arc::default());
         let max_images = config.kubelet.node_status_max_images();
         let ring = start.reporter.ring.clone();
@@ -172,7 +176,19 @@ impl Followers {
         let pleg_events = pleg.subscribe();
         let metrics = Metrics::register(&daemon.registry, config.feature_gates().enabled(Feature::MemoryQoS))?;
         let shutdowns = shutdowns(start, connections)?;
-        Ok(Followers { health, answered, version, image_fs, images, removed, pleg, pleg_events, metrics, shutdowns })
+        Ok(Followers {
+            health,
+            answered,
+            version,
+            image_fs,
+            sandbox_image,
+            images,
+            removed,
+            pleg,
+            pleg_events,
+            metrics,
+            shutdowns,
+        })
     }
 
     /// What other processes are shown from now on.
@@ -184,6 +200,7 @@ impl Followers {
             answered: self.answered.clone(),
             version: self.version.clone(),
             image_fs: self.image_fs.clone(),
+            sandbox_image: self.sandbox_image.clone(),
             images: self.images.clone(),
             authority: connections.authority.clone(),
             resources: machine.resources.clone(),

@@ -67,6 +67,7 @@ pub struct FirstParts {
     /// Who it is; none: it has not said yet.
     pub version: watch::Receiver<Option<v1::VersionResponse>>,
     pub image_fs: watch::Receiver<String>,
+    pub sandbox_image: watch::Receiver<String>,
     pub images: watch::Receiver<Arc<[api::NodeImage]>>,
     pub authority: Arc<Authority>,
     pub resources: NodeResources,
@@ -237,6 +238,7 @@ impl NodeView {
             generation: first.authority.generation(),
             sync_loop_age_seconds: parts.node.as_ref().map_or(0.0, |node| node.loop_monitor.age().as_secs_f64()),
             image_fs_mountpoint: first.image_fs.borrow().clone(),
+            sandbox_image: first.sandbox_image.borrow().clone(),
             runtime_handlers: health.handlers.into_iter().map(handler).collect(),
             supplemental_groups_policy: health.supplemental_groups_policy,
             volumes_in_use: volumes.names,

@@ -44,6 +44,7 @@ mod resource_waits;
 pub mod runtime_health;
 pub mod runtime_service;
 pub mod runtime_side;
+pub mod sandbox_image;
 pub mod shutdown;
 pub mod termination_messages;
 pub mod view;
