@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// A start that takes longer than this blocks nobody else.
-pub const HOLD: Duration = Duration::from_secs(20);
+pub const HOLD: Duration = Duration::from_secs(5);
 
 /// How many starts are in flight on a machine with so many processors: four for each, at least 4, at most 16. A start waits for the
 /// kernel and for plugins as long as it computes; with half as many two processors are not busy all the time (SPECIFICATION.md).

@@ -43,6 +43,9 @@ struct Turn {
     images: Arc<Mutex<Vec<ImageHold>>>,
     pleg: Pleg,
     uid: PodUid,
+    /// The pod has the machine's network: no network plugin is called for it, and it may be what the plugins of all others wait for. So it
+    /// waits for no slot, which calls that wait for it may hold.
+    host_network: bool,
 }
 
 impl Turn {
@@ -69,8 +72,13 @@ pub async fn with_take_down<T>(take_down: TakeDown, end: impl Future<Output = T>
 }
 
 /// Runs a sync; what it starts waits for its turn, and the turn ends with the sync at the latest.
-pub fn with_turn<T>(pleg: Pleg, uid: PodUid, sync: impl Future<Output = T>) -> impl Future<Output = T> {
-    TURN.scope(Turn { held: Arc::default(), images: Arc::default(), pleg, uid }, Box::pin(sync))
+pub fn with_turn<T>(
+    pleg: Pleg,
+    uid: PodUid,
+    host_network: bool,
+    sync: impl Future<Output = T>,
+) -> impl Future<Output = T> {
+    TURN.scope(Turn { held: Arc::default(), images: Arc::default(), pleg, uid, host_network }, Box::pin(sync))
 }
 
 /// The next pod may start; PLEG still waits for the end of this sync.
@@ -147,11 +155,11 @@ impl RateLimitedRuntime {
         }
     }
 
-    /// Waits for the turn to start something, where a sync of this task's has none yet.
+    /// Waits for the turn to start something, where a sync of this task's needs one and has none yet.
     async fn take(&self) {
         let Ok(turn) = TURN.try_with(Turn::clone) else { return };
-        let has_slot = turn.held.lock().slot.is_some();
-        if !has_slot {
+        let waits = !turn.host_network && turn.held.lock().slot.is_none();
+        if waits {
             let slot = match self.limiter.try_acquire() {
                 Some(slot) => slot,
                 None => stages::waiting(self.limiter.acquire()).await,
@@ -159,6 +167,17 @@ impl RateLimitedRuntime {
             turn.held.lock().slot = Some(slot);
         }
         turn.hold_looks();
+    }
+
+    /// Stops a sandbox when its turn has come.
+    async fn end_sandbox<T>(&self, stop: impl Future<Output = T>) -> T {
+        if let Ok(take_down) = TAKE_DOWN.try_with(TakeDown::clone) {
+            take_down.stop_sandbox(stop).await
+        } else if TURN.try_with(|turn| turn.host_network).unwrap_or(false) {
+            stop.await
+        } else {
+            self.take_downs.stop_sandbox(stop).await
+        }
     }
 }
 
@@ -180,11 +199,7 @@ impl RuntimeService for RateLimitedRuntime {
     }
 
     async fn stop_pod_sandbox(&self, sandbox: &SandboxId) -> Result<(), CriError> {
-        let stop = RuntimeService::stop_pod_sandbox(&self.cri, sandbox);
-        match TAKE_DOWN.try_with(TakeDown::clone) {
-            Ok(take_down) => take_down.stop_sandbox(stop).await,
-            Err(_) => self.take_downs.stop_sandbox(stop).await,
-        }
+        self.end_sandbox(RuntimeService::stop_pod_sandbox(&self.cri, sandbox)).await
     }
 
     async fn remove_pod_sandbox(&self, sandbox: &SandboxId) -> Result<(), CriError> {
@@ -249,9 +264,14 @@ impl RuntimeService for RateLimitedRuntime {
 mod tests {
     use bulkhead_cri::DirectConnector;
     use kubelet_pleg::PlegOptions;
-    use tokio::time::sleep;
+    use tokio::time::{sleep, timeout};
 
     use super::*;
+    use crate::take_down::Slots;
+
+    fn cri() -> CriClient {
+        CriClient::new(Arc::new(DirectConnector("/nowhere".into())), bulkhead_cri::CriDeadlines::default())
+    }
 
     fn looks_are_held() -> bool {
         TURN.with(|turn| turn.held.lock().busy.is_some())
@@ -259,12 +279,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_end_of_a_container_that_is_replaced_is_told_with_its_successor_or_after_a_second() {
-        let runtime =
-            CriClient::new(Arc::new(DirectConnector("/nowhere".into())), bulkhead_cri::CriDeadlines::default());
-        let (pleg, _task) = Pleg::new(runtime, PlegOptions::default(), &prometheus::Registry::new()).unwrap();
+        let (pleg, _task) = Pleg::new(cri(), PlegOptions::default(), &prometheus::Registry::new()).unwrap();
         for (millis, held) in [(0, true), (900, true), (1100, false)] {
             let uid = PodUid::parse("u").unwrap();
-            with_turn(pleg.clone(), uid, async {
+            with_turn(pleg.clone(), uid, false, async {
                 replacing(sleep(Duration::from_millis(millis))).await;
                 assert_eq!(looks_are_held(), held, "{millis} ms");
                 unhurried(sleep(SOON * 2)).await;
@@ -274,5 +292,28 @@ mod tests {
         }
         // A pod that ends has no successor.
         replacing(sleep(Duration::from_millis(1))).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_of_the_hosts_network_passes_lines_that_are_full() {
+        let registry = prometheus::Registry::new();
+        let (pleg, _task) = Pleg::new(cri(), PlegOptions::default(), &registry).unwrap();
+        let limiter = StartLimiter::new(1, Duration::from_secs(100));
+        let take_downs = TakeDowns::new(Slots { first: 1, most: 1 });
+        let metrics = SandboxMetrics::register(&registry).unwrap();
+        let runtime = RateLimitedRuntime::new(cri(), limiter.clone(), take_downs.clone(), pleg.clone(), metrics);
+        let _starts = limiter.acquire().await;
+        tokio::spawn(async move { take_downs.stop_sandbox(std::future::pending::<()>()).await });
+        tokio::task::yield_now().await;
+        let soon = Duration::from_millis(100);
+        for (host_network, passes) in [(true, true), (false, false)] {
+            let uid = PodUid::parse("u").unwrap();
+            with_turn(pleg.clone(), uid, host_network, async {
+                assert_eq!(timeout(soon, runtime.take()).await.is_ok(), passes, "a start");
+                let ended = timeout(soon, runtime.end_sandbox(std::future::ready(()))).await;
+                assert_eq!(ended.is_ok(), passes, "the end of a sandbox");
+            })
+            .await;
+        }
     }
 }

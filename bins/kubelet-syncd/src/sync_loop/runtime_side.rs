@@ -202,8 +202,13 @@ impl RuntimeSide {
             on_sandbox_ready: &sandbox_ready,
         };
         let _in_sync = InSync::begin(node, uid);
-        let result =
-            with_turn(node.pleg.clone(), uid.clone(), self.manager.sync_pod(pod, &identity, runtime, &context)).await;
+        let result = with_turn(
+            node.pleg.clone(),
+            uid.clone(),
+            spec::host_network(pod),
+            self.manager.sync_pod(pod, &identity, runtime, &context),
+        )
+        .await;
         node.pods.synced(uid, &result);
         resize::note_outcome(node, uid, pod, &result);
         count_starts(&node.metrics, pod, &result);

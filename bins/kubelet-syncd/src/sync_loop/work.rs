@@ -177,6 +177,10 @@ impl take_down::Pod for EndingPod {
         self.node.cache.get(&self.uid).running().any(|one| one.id == *container)
     }
 
+    fn has_host_network(&self) -> bool {
+        self.node.cache.get(&self.uid).sandboxes.iter().all(|sandbox| sandbox.host_network)
+    }
+
     fn held_back(&self, waits: bool) {
         let why = if waits { "is ending: other pods are being stopped first" } else { self.ending.as_str() };
         self.node.hub.why(&self.uid, why);

@@ -35,7 +35,11 @@ impl Drop for Working {
 }
 
 #[derive(Clone, Default)]
-struct World(Arc<Mutex<Seen>>, Arc<AtomicUsize>);
+struct World(Arc<Mutex<Seen>>, Arc<AtomicUsize>, HostNetwork);
+
+/// Whether the pod has the machine's network.
+#[derive(Clone, Copy, Default)]
+struct HostNetwork(bool);
 
 impl World {
     fn now(&self) -> Duration {
@@ -58,6 +62,10 @@ impl World {
 impl Pod for World {
     fn runs(&self, container: &ContainerId) -> bool {
         self.0.lock().ends.get(container).is_none_or(|end| Instant::now() < *end)
+    }
+
+    fn has_host_network(&self) -> bool {
+        self.2.0
     }
 
     fn held_back(&self, waits: bool) {
@@ -182,7 +190,7 @@ async fn a_pod_is_looked_at_while_it_uses_its_grace_period_and_not_while_the_run
 #[tokio::test(start_paused = true)]
 async fn a_grace_period_stands_while_a_signal_is_held_back() {
     let (slots, world) = (always(1), World::default());
-    let held = Duration::from_secs(6);
+    let held = HOLD - Duration::from_secs(1);
     let id = ContainerId::parse(&"f".repeat(64)).unwrap();
     // It has ended, and the runtime takes long to clear it away.
     world.0.lock().ends.insert(id.clone(), Instant::now());
@@ -226,7 +234,7 @@ async fn nothing_is_held_back_in_a_hurry() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_signal_is_held_back_for_a_bounded_time_and_a_hung_call_holds_a_slot_for_one() {
+async fn a_hung_call_holds_a_slot_for_a_bounded_time() {
     let slots = always(1);
     // The runtime hangs on a container that has ended.
     let world = World::default();
@@ -245,10 +253,23 @@ async fn a_signal_is_held_back_for_a_bounded_time_and_a_hung_call_holds_a_slot_f
     let (hung, ()) = tokio::join!(hung, other);
     assert!(hung >= Duration::from_secs(100));
     let signals = world.0.lock().signals.clone();
-    assert!(signals.len() == 1 && signals[0] >= HELD_MAX && signals[0] <= HELD_MAX + TICK, "{signals:?}");
+    let until = RUNS_ON + HOLD;
+    assert!(signals.len() == 1 && signals[0] >= until && signals[0] <= until + TICK, "{signals:?}");
     let gone = world.0.lock().gone[0].1;
-    assert!(gone > HOLD && gone < HOLD + Duration::from_secs(1), "{gone:?}: the sandbox waits for the slot");
+    assert!(gone > until && gone < until + Duration::from_secs(1), "{gone:?}");
     assert_eq!(slots.free(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sandbox_of_the_hosts_network_waits_for_no_slot() {
+    let slots = always(1);
+    let _held = slots.take();
+    for (host_network, passes) in [(true, true), (false, false)] {
+        let world = World(Arc::default(), Arc::default(), HostNetwork(host_network));
+        let take_down = TakeDown::new(slots.clone(), 0, false, Box::new(world));
+        let stop = take_down.stop_sandbox(std::future::ready(()));
+        assert_eq!(tokio::time::timeout(Duration::from_millis(100), stop).await.is_ok(), passes);
+    }
 }
 
 #[tokio::test(start_paused = true)]
