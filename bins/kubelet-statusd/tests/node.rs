@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bulkhead_config::NodeConfig;
-use bulkhead_daemon::StateDir;
 use bulkhead_daemon::progress::{Beat, Progress};
 use bulkhead_ipc::syncd::NodeState;
 use http_body_util::BodyExt as _;
@@ -20,7 +19,6 @@ use kubelet_statusd::node::facts::Facts;
 use kubelet_statusd::node::metrics::Metrics;
 use kubelet_statusd::node::ready::SilentPeers;
 use kubelet_statusd::node::server::Server;
-use kubelet_statusd::node::starts::Starts;
 use kubelet_statusd::node::syncd_view::View;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -196,16 +194,6 @@ fn facts() -> Facts {
 }
 
 fn start(world: World, configure: impl FnOnce(&mut NodeConfig), state: Option<NodeState>) -> Node {
-    start_again(world, configure, state, Starts::default())
-}
-
-/// The same by a process that may have been there before.
-fn start_again(
-    world: World,
-    configure: impl FnOnce(&mut NodeConfig),
-    state: Option<NodeState>,
-    starts: Starts,
-) -> Node {
     let mut config = NodeConfig::for_tests(Path::new("/nowhere"));
     // Detection would ask the real resolver.
     config.flags.cloud_provider = "external".into();
@@ -252,7 +240,6 @@ fn start_again(
         silent_peers: silent,
         addresses: tokio::sync::watch::Sender::new(Vec::new()),
         progress: progress.clone(),
-        starts,
     };
     let wedge = Arc::<AtomicBool>::default();
     let task = tokio::spawn(unless(wedge.clone(), kubelet_statusd::node::keep(start, clock)));
@@ -444,7 +431,7 @@ async fn a_node_that_stands_is_put_right_and_stays_ready() {
     assert_eq!(object["metadata"]["labels"]["mine"], "x");
     assert_eq!(object["metadata"]["annotations"]["volumes.kubernetes.io/controller-managed-attach-detach"], "true");
     assert_eq!(object["spec"]["taints"], json!([{"key": "t", "effect": "NoSchedule"}]));
-    assert_eq!(object["status"]["capacity"]["vendor.com/gpu"], "0");
+    assert_eq!(object["status"]["capacity"]["vendor.com/gpu"], "1");
     assert_eq!(object["status"]["conditions"][0]["type"], "NetworkUnavailable");
     assert_eq!(object["status"]["conditions"][4]["lastTransitionTime"], "2026-01-01T00:00:00Z");
     assert_eq!(world.csi_node.as_ref().unwrap()["metadata"]["uid"], "csi-uid");
@@ -462,34 +449,37 @@ async fn a_node_that_stands_is_put_right_and_stays_ready() {
     );
 }
 
-/// What an administrator offers on the Node is taken away by a start of the kubelet and not by one of this process alone.
+/// What an administrator or a controller offers on the Node stays over restarts; of plugins it shows what kubelet-syncd knows.
 #[tokio::test(start_paused = true)]
-async fn extended_resources_are_put_to_zero_once_per_start_of_the_kubelet() {
-    let folder = tempfile::tempdir().unwrap();
-    // (the start's id, what the administrator's resource is after it)
-    let mut world = World::default();
-    for (id, expected) in [("1", "0"), ("1", "2"), ("1", "2"), ("2", "0")] {
-        let state = StateDir::lock(std::fs::File::open(folder.path()).unwrap().into()).unwrap();
-        if let Some(node) = &mut world.node {
-            node["status"]["capacity"]["vendor.com/gpu"] = json!("2");
-            node["status"]["allocatable"]["vendor.com/gpu"] = json!("2");
-        } else {
-            let stands = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "test-node"},
-                "status": {"capacity": {"vendor.com/gpu": "2"}, "allocatable": {"vendor.com/gpu": "2"}}});
-            world.node = Some(world.stamp(stands, "node-uid"));
+async fn a_restart_sets_only_extended_resources_of_plugins() {
+    // (machine that the Node was filled in on, what it has then of others' and of a plugin's that is not back)
+    for (machine, expected) in [("m", ["2", "0"]), ("other", ["0", "0"])] {
+        let amounts = json!({"others.com/eni": "2", "vendor.com/gpu": "2"});
+        let mut world = World::default();
+        let stands = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "test-node"}, "status": {
+            "capacity": amounts, "allocatable": amounts,
+            "nodeInfo": {
+                "machineID": machine, "systemUUID": "", "bootID": "boot-2", "kernelVersion": "", "osImage": "",
+                "containerRuntimeVersion": "", "kubeletVersion": "", "kubeProxyVersion": "", "operatingSystem": "linux",
+                "architecture": "amd64",
+            },
+        }});
+        world.node = Some(world.stamp(stands, "node-uid"));
+        let mut state = well();
+        for list in [&mut state.capacity, &mut state.allocatable] {
+            list.insert("vendor.com/gpu".to_owned(), "0".to_owned());
         }
-        let starts = Starts::load(Arc::new(state), id);
-        let node = start_again(std::mem::take(&mut world), |_| {}, Some(well()), starts);
+        let node = start(world, |_| {}, Some(state));
         node.pass(Duration::from_secs(5)).await;
-        world = std::mem::take(&mut *node.world.lock());
-        world.requests.clear();
+        let patches: Vec<Request> = node.take().into_iter().filter(|request| request.what == STATUS).collect();
+        assert_eq!(patches[0].body["status"]["capacity"]["vendor.com/gpu"], "0", "the first write has it");
+        let world = node.world.lock();
         let status = &world.node.as_ref().unwrap()["status"];
         for list in ["capacity", "allocatable"] {
-            assert_eq!(status[list]["vendor.com/gpu"], expected, "start {id}: {status}");
+            for (name, expected) in ["others.com/eni", "vendor.com/gpu"].into_iter().zip(expected) {
+                assert_eq!(status[list][name], expected, "{machine}: {name} in {status}");
+            }
         }
-        // The folder is held until the tasks are gone, which the drop only asks for.
-        drop(node);
-        tokio::time::sleep(Duration::from_secs(1)).await;
     }
 }
 

@@ -18,7 +18,6 @@ use kubelet_statusd::node::facts::Facts;
 use kubelet_statusd::node::metrics::Metrics;
 use kubelet_statusd::node::ready::SilentPeers;
 use kubelet_statusd::node::server::Server;
-use kubelet_statusd::node::starts::Starts;
 use kubelet_statusd::node::syncd_view::View;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -93,7 +92,6 @@ fn start() -> Cluster {
         silent_peers: watch::channel(SilentPeers::default()).1,
         addresses: watch::Sender::new(Vec::new()),
         progress: Progress::default(),
-        starts: Starts::default(),
     };
     let task = tokio::spawn(async move {
         api.ready().await;

@@ -5,7 +5,6 @@
 //! | `object` | what a new Node has beside its status, and what is put right on one that stands |
 //! | `status`, `conditions`, `ready`, `addresses`, `declared` | what the status says |
 //! | `patch`, `cadence` | what is sent of it, and when |
-//! | `starts` | what is done once per start of the kubelet |
 //! | `lease`, `csinode` | the two objects beside it |
 //! | `pod_certificates` | requests for certificates of pods |
 //! | `csi_drivers`, `csi_claims` | what drivers change on Node, CSINode and claims |
@@ -32,7 +31,6 @@ pub mod ready;
 pub mod reporter;
 pub mod server;
 mod silence;
-pub mod starts;
 pub mod status;
 pub mod syncd_view;
 mod syncd_writes;
@@ -54,7 +52,6 @@ use metrics::Metrics;
 use ready::SilentPeers;
 use reporter::{Clock, Reporter};
 use server::Server;
-use starts::Starts;
 use status::Fixed;
 use syncd_view::View;
 
@@ -85,12 +82,10 @@ pub async fn run(
         let server = Server::new(&writer.config, &writer.api);
         let config = writer.config.clone();
         let progress = writer.progress.clone();
-        let starts = Starts::load(writer.state.clone(), &config.start_id);
         let storage = syncd_writes::run(server.clone(), metrics.clone(), writer.syncd.clone(), progress.clone());
         let (silence, silent_peers) = watch::channel(SilentPeers::default());
         let silence = silence::follow(writer.volnetd.clone(), writer.evictiond.clone(), silence);
-        let start =
-            Start { config, server, facts, metrics, events, view, pressure, silent_peers, addresses, progress, starts };
+        let start = Start { config, server, facts, metrics, events, view, pressure, silent_peers, addresses, progress };
         tokio::join!(keep(start, Timestamp::now), storage, silence);
     };
     tokio::select! {
@@ -116,14 +111,11 @@ pub struct Start {
     pub addresses: watch::Sender<Vec<NodeAddress>>,
     /// Where each task registers with the watchdog.
     pub progress: progress::Progress,
-    /// What this start of the kubelet has done before.
-    pub starts: Starts,
 }
 
 /// The tasks over one connection to the API server. Ends only with its future.
 pub async fn keep(start: Start, clock: Clock) {
-    let Start { config, server, facts, metrics, events, view, pressure, silent_peers, addresses, progress, starts } =
-        start;
+    let Start { config, server, facts, metrics, events, view, pressure, silent_peers, addresses, progress } = start;
     let with_heartbeat = |name| server.with_heartbeat(progress.register(name, progress::LOOP_BOUND));
     let event = |kind, reason: &str, message: &str| {
         events.record(Record {
@@ -163,7 +155,6 @@ pub async fn keep(start: Start, clock: Clock) {
         addresses,
         clock,
         node_uid,
-        starts,
     };
     tokio::join!(reporter.run(), leaser.run(), csi_node);
 }

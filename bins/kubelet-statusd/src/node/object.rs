@@ -84,9 +84,8 @@ pub fn is_external(config: &NodeConfig) -> bool {
     config.flags.cloud_provider == "external"
 }
 
-/// The Node that stands on the API server, as it has to be by what a new one would be. `first`: this start of the kubelet
-/// has not put it right before.
-pub fn reconciled(existing: &Node, initial: &Node, first: bool) -> Node {
+/// The Node that stands on the API server, as it has to be by what a new one would be.
+pub fn reconciled(existing: &Node, initial: &Node) -> Node {
     let mut node = existing.clone();
     let wanted = initial.metadata.annotations.as_ref().and_then(|map| map.get(CONTROLLER_ATTACHES));
     set_or_remove(&mut node.metadata.annotations, CONTROLLER_ATTACHES, wanted.map(String::as_str));
@@ -96,14 +95,20 @@ pub fn reconciled(existing: &Node, initial: &Node, first: bool) -> Node {
         }
     }
     let new = initial.status.clone().unwrap_or_default();
+    let moved = is_of_another_machine(existing, initial);
     let status = node.status.get_or_insert_with(NodeStatus::default);
     let capacity = status.capacity.get_or_insert_with(|| new.capacity.clone().unwrap_or_default());
     let allocatable = status.allocatable.get_or_insert_with(|| new.allocatable.clone().unwrap_or_default());
-    // What an earlier kubelet offered of device plugins is not to be had before they are back. What an administrator
-    // offers after the kubelet has started stays until it starts again, as with upstream's.
-    for (name, amount) in capacity.iter_mut().filter(|(name, _)| first && is_extended(name)) {
-        *amount = ApiQuantity("0".to_owned());
-        allocatable.insert(name.clone(), ApiQuantity("0".to_owned()));
+    // Of device plugins the node has what kubelet-syncd knows, which is nothing before they are back. What others offer
+    // (an administrator, a controller) stays, unless they offered it on another machine.
+    let nothing = ApiQuantity("0".to_owned());
+    for (name, amount) in capacity.iter_mut().filter(|(name, _)| is_extended(name)) {
+        let of = |list: &Option<BTreeMap<String, ApiQuantity>>| list.as_ref().and_then(|list| list.get(name)).cloned();
+        let known = of(&new.capacity).map(|all| (of(&new.allocatable).unwrap_or_else(|| all.clone()), all));
+        if let Some((usable, all)) = known.or_else(|| moved.then(|| (nothing.clone(), nothing.clone()))) {
+            *amount = all;
+            allocatable.insert(name.clone(), usable);
+        }
     }
     let pages = |list: &Option<BTreeMap<String, ApiQuantity>>| -> BTreeMap<String, ApiQuantity> {
         let list = list.clone().unwrap_or_default();
@@ -122,6 +127,16 @@ pub fn reconciled(existing: &Node, initial: &Node, first: bool) -> Node {
         }
     }
     node
+}
+
+/// Whether the Node was filled in on another machine, or before this one was set up anew. Upstream zeroes what it offers
+/// where its folder of device plugins is empty (`ShouldResetExtendedResourceCapacity`), which says the same.
+fn is_of_another_machine(existing: &Node, initial: &Node) -> bool {
+    let id = |node: &Node| {
+        let info = node.status.as_ref().and_then(|status| status.node_info.as_ref());
+        info.map(|info| info.machine_id.clone()).filter(|id| !id.is_empty())
+    };
+    id(existing).zip(id(initial)).is_some_and(|(old, new)| old != new)
 }
 
 /// Sets an amount unless the same one stands there in another notation.
@@ -258,7 +273,7 @@ mod tests {
                 "allocatable": {"cpu": "2", "hugepages-1Gi": "1Gi", "vendor.com/gpu": "2"},
             },
         }));
-        let got = reconciled(&old, &new, true);
+        let got = reconciled(&old, &new);
         assert_eq!(
             serde_json::to_value(&got).unwrap(),
             json!({
@@ -270,22 +285,52 @@ mod tests {
                 },
                 "spec": {"taints": [{"key": "kept", "effect": "NoExecute"}], "unschedulable": true},
                 "status": {
-                    "capacity": {"cpu": "2", "hugepages-2Mi": "1Gi", "vendor.com/gpu": "0"},
-                    "allocatable": {"cpu": "2", "hugepages-2Mi": "1Gi", "vendor.com/gpu": "0"},
+                    "capacity": {"cpu": "2", "hugepages-2Mi": "1Gi", "vendor.com/gpu": "2"},
+                    "allocatable": {"cpu": "2", "hugepages-2Mi": "1Gi", "vendor.com/gpu": "2"},
                 },
             })
         );
-        assert_eq!(reconciled(&got, &new, true), got);
-        let again = reconciled(&old, &new, false).status.unwrap();
-        for list in [again.capacity, again.allocatable] {
-            assert_eq!(list.unwrap()["vendor.com/gpu"].0, "2", "a restart of this process alone takes nothing away");
+        assert_eq!(reconciled(&got, &new), got);
+    }
+
+    #[test]
+    fn extended_resources_are_what_is_known_and_else_stay_with_the_machine() {
+        // (machine of the Node that stands, what is known now: of all and usable; what the Node has then)
+        let cases = [
+            ("m", None, ("2", "2")),
+            ("", None, ("2", "2")),
+            ("other", None, ("0", "0")),
+            ("m", Some(("0", "0")), ("0", "0")),
+            ("m", Some(("4", "3")), ("4", "3")),
+            ("other", Some(("4", "3")), ("4", "3")),
+        ];
+        for (machine, known, expected) in cases {
+            let of = |machine: &str, amounts: Option<(&str, &str)>| {
+                let list = |amount: Option<&str>| match amount {
+                    Some(amount) => json!({"cpu": "2", "vendor.com/gpu": amount}),
+                    None => json!({"cpu": "2"}),
+                };
+                let mut node = node(json!({"metadata": {}, "status": {
+                    "capacity": list(amounts.map(|(all, _)| all)),
+                    "allocatable": list(amounts.map(|(_, usable)| usable)),
+                }}));
+                let info =
+                    k8s_openapi::api::core::v1::NodeSystemInfo { machine_id: machine.to_owned(), ..Default::default() };
+                node.status.as_mut().unwrap().node_info = Some(info);
+                node
+            };
+            let got = reconciled(&of(machine, Some(("2", "2"))), &of("m", known)).status.unwrap();
+            let (all, usable) = (got.capacity.unwrap(), got.allocatable.unwrap());
+            let got = (all["vendor.com/gpu"].0.as_str(), usable["vendor.com/gpu"].0.as_str());
+            assert_eq!(got, expected, "{machine}: {known:?}");
+            assert_eq!((all["cpu"].0.as_str(), usable["cpu"].0.as_str()), ("2", "2"));
         }
     }
 
     #[test]
     fn attaching_by_the_kubelet_takes_the_annotation_away() {
         let old = node(json!({"metadata": {"annotations": {CONTROLLER_ATTACHES: "true", "a": "b"}}}));
-        let got = reconciled(&old, &node(json!({"metadata": {}})), true);
+        let got = reconciled(&old, &node(json!({"metadata": {}})));
         assert_eq!(got.metadata.annotations.unwrap().into_keys().collect::<Vec<_>>(), ["a"]);
     }
 

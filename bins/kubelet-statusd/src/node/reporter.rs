@@ -24,7 +24,6 @@ use super::csinode::Progress;
 use super::metrics::Metrics;
 use super::ready::SilentPeers;
 use super::server::{RequestError, Server};
-use super::starts::Starts;
 use super::status::{self, Change, Fixed, Now};
 use super::syncd_view::{GRACE, View};
 use super::{object, patch};
@@ -61,8 +60,6 @@ pub struct Reporter {
     pub clock: Clock,
     /// Tells the other loops that the Node stands; none: there is none, or it has gone.
     pub node_uid: watch::Sender<Option<String>>,
-    /// What this start of the kubelet has done before.
-    pub starts: Starts,
 }
 
 /// Why a status was not written.
@@ -152,7 +149,6 @@ impl Reporter {
             match self.try_register(&initial).await {
                 Ok(node) => {
                     tracing::info!(node = self.server.name(), "node registered");
-                    self.starts.registered();
                     self.tell_uid(&node);
                     memory.node = Some(node);
                     return;
@@ -177,7 +173,7 @@ impl Reporter {
             return Err(refused.into());
         }
         let existing = self.server.get_node().await?;
-        let wanted = object::reconciled(&existing, initial, self.starts.is_first());
+        let wanted = object::reconciled(&existing, initial);
         match patch::node_patch(&existing, &wanted)? {
             None => Ok(existing),
             Some(patch) => {
