@@ -140,19 +140,27 @@ pub fn pod_cidrs(node: &Node) -> String {
     all.map_or_else(|| spec.and_then(|s| s.pod_cidr.clone()).unwrap_or_default(), |cidrs| cidrs.join(","))
 }
 
+/// Whether the host is asked for its addresses while the Node names none. Where a cloud names them and `--node-ip` does not,
+/// nobody guesses (upstream `nodestatus.NodeAddress`, by which `initialNode` has a Hostname alone): pods that are told the
+/// host's address wait for the cloud's word.
+pub fn is_host_asked(config: &NodeConfig) -> bool {
+    config.flags.cloud_provider != "external" || !config.node_ips.is_empty()
+}
+
 /// Keeps the node's addresses as the API server has them. While it names none, and where there is no API server, the host is
-/// asked again and again: upstream asks it at each use, and a cable that is put in late is noticed without a restart.
+/// asked again and again where it may be ([`is_host_asked`]): upstream asks it at each use, and a cable that is put in late is
+/// noticed without a restart.
 pub async fn keep_addresses(
     mut seen: watch::Receiver<NodeSeen>,
     config: Arc<NodeConfig>,
     mut detection: Prober,
     facts: SharedFacts,
 ) {
-    let mut followed = true;
+    let (mut followed, may_ask) = (true, is_host_asked(&config));
     loop {
         let mut ips = seen.borrow_and_update().node.as_deref().map(host_ips).unwrap_or_default();
-        let named = !ips.is_empty();
-        if !named {
+        let asks = ips.is_empty() && may_ask;
+        if asks {
             ips = detection.host_ips(&config.node_ips, config.node_name.as_str(), RESOLVE_DEADLINE).await;
         }
         // That there is no route at this moment takes no address away from pods that run.
@@ -160,12 +168,12 @@ pub async fn keep_addresses(
             tracing::info!(addresses = ?ips, "addresses of the node");
         }
         let again = if ips.is_empty() { ASK_SOON } else { ASK_AGAIN };
-        if named && !followed {
+        if !asks && !followed {
             return;
         }
         tokio::select! {
             changed = seen.changed(), if followed => followed = changed.is_ok(),
-            () = tokio::time::sleep(again), if !named => {}
+            () = tokio::time::sleep(again), if asks => {}
         }
     }
 }
@@ -307,6 +315,37 @@ mod tests {
         facts.watch().wait_for(|facts| facts.host_ips == ip("10.0.0.2")).await.unwrap();
         sender.send_replace(NodeSeen { synced: true, ..NodeSeen::default() });
         facts.watch().wait_for(|facts| facts.host_ips == ip("192.0.2.9")).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_a_cloud_names_the_addresses_nobody_guesses() {
+        use kubelet_model::node_facts::{HostFacts, NodeFacts};
+        let mut config = NodeConfig::for_tests(std::path::Path::new("/nowhere"));
+        config.node_name = NodeName::parse("192.0.2.9").unwrap();
+        assert!(is_host_asked(&config));
+        config.flags.cloud_provider = "external".into();
+        assert!(!is_host_asked(&config));
+        let with_ip = NodeConfig { node_ips: vec!["0.0.0.0".parse().unwrap()], ..config.clone() };
+        assert!(is_host_asked(&with_ip), "--node-ip speaks for itself");
+
+        let (sender, seen) = watch::channel(NodeSeen::default());
+        let facts = SharedFacts::new(NodeFacts::new(HostFacts::default()));
+        let kept = tokio::spawn(keep_addresses(seen, Arc::new(config), Prober::default(), facts.clone()));
+        let told = |addresses: serde_json::Value| {
+            let node = node(json!({"metadata": {}, "status": {"addresses": addresses}}));
+            sender.send_replace(NodeSeen { synced: true, node: Some(Arc::new(node)), ..NodeSeen::default() });
+        };
+        told(json!([{"type": "Hostname", "address": "192.0.2.9"}]));
+        tokio::time::sleep(10 * ASK_AGAIN).await;
+        assert!(facts.get().host_ips.is_empty());
+        told(json!([{"type": "InternalIP", "address": "10.0.0.2"}]));
+        let cloud: IpAddr = "10.0.0.2".parse().unwrap();
+        facts.watch().wait_for(|facts| facts.host_ips == [cloud]).await.unwrap();
+        // Taken away again, it stays with pods that run; and with the end of the news that of the task comes.
+        told(json!([]));
+        drop(sender);
+        kept.await.unwrap();
+        assert_eq!(facts.get().host_ips, [cloud]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -301,7 +301,12 @@ impl Learned {
             (version.unwrap_or_default(), driver, running)
         };
         let mut detection = AddressProber::default();
-        let found = detection.host_ips(&config.node_ips, config.node_name.as_str(), RESOLVE_AT_START);
+        let found = async {
+            if !api_node::is_host_asked(config) {
+                return Vec::new();
+            }
+            detection.host_ips(&config.node_ips, config.node_name.as_str(), RESOLVE_AT_START).await
+        };
         let ((version, cgroup_driver, running), host_ips) = tokio::select! {
             known = async { tokio::join!(runtime, found) } => known,
             () = daemon.stop.cancelled() => return None,
