@@ -153,6 +153,9 @@ fn cadvisor(world: &World, container: &str, sandbox: &str) -> Result<String> {
         let scrape = world.scrape("/metrics/cadvisor")?;
         let sent = scrape.one("container_network_transmit_bytes_total", &of_sandbox)?;
         ensure!(sent >= 8e6, "{sent}");
+        let series = scrape.all("container_network_transmit_bytes_total", &of_sandbox);
+        let has_image = |image: &String| !image.is_empty();
+        ensure!(series.iter().all(|one| one.labels.get("image").is_some_and(has_image)), "{series:?}");
         Ok(scrape)
     })?;
     let one = |name: &str| scrape.one(name, &of_main);
