@@ -51,6 +51,9 @@ pub const LIMITS: Limits = Limits {
 };
 const _: () = assert!(LIMITS.workers() <= WORKERS_MAX, "the fork server has fewer");
 
+/// How long a caller waits for what gives a volume to its group: longer than that goes on.
+const GIVES: Duration = ownership::PATIENCE.saturating_add(Duration::from_secs(10));
+
 /// One act in a worker.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Task {
@@ -280,9 +283,8 @@ impl Task {
     /// gives a volume to its group is waited for as long as that may take: it goes on while it is named as what takes long.
     const fn patience(&self) -> Duration {
         match self {
-            Task::CommitPublish { giving: Some(_), .. }
-            | Task::SetUpLocal { may_mount: true, .. }
-            | Task::GiveFlex { .. } => ownership::PATIENCE.saturating_add(Duration::from_secs(10)),
+            Task::CommitPublish { giving: Some(_), .. } | Task::GiveFlex { .. } => GIVES,
+            Task::SetUpLocal { may_mount: true, local, .. } if local.group.is_some() => GIVES,
             Task::SetUpNfs { may_mount: true, .. } => nfs::LONGEST_MOUNT,
             Task::AskPublished { .. } => Duration::from_secs(publish::PATIENCE_S as u64 + 1),
             _ => Duration::from_secs(15),

@@ -21,7 +21,7 @@ use crate::limits::{Gate, Limits};
 use crate::peers::Policy;
 use crate::reflection::{self, Reflection, V1, V1Alpha};
 
-/// Deadline of a call that names none: the longest that any verb may take.
+/// Deadline of a call that names none: the longest that any verb may take, where [`Services::longest`] says nothing else.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(120);
 /// HTTP/2 flow-control windows. Messages are at most 256 KiB, so small windows cost nothing and save memory.
 const WINDOW_BYTES: u32 = 64 * 1024;
@@ -34,6 +34,7 @@ pub struct Services {
     health: tonic_health::server::HealthReporter,
     gate: Arc<Gate>,
     vsock: Option<OwnedFd>,
+    longest: Duration,
 }
 
 impl Services {
@@ -54,7 +55,13 @@ impl Services {
         routes.add_service(health_service);
         routes.add_service(Reflection::<V1>::new(names));
         routes.add_service(Reflection::<V1Alpha>::new(names));
-        Services { routes: routes.routes(), health, gate: Gate::new(Limits::default()), vsock: None }
+        Services {
+            routes: routes.routes(),
+            health,
+            gate: Gate::new(Limits::default()),
+            vsock: None,
+            longest: DEFAULT_DEADLINE,
+        }
     }
 
     #[must_use]
@@ -86,6 +93,12 @@ impl Services {
     #[must_use]
     pub fn also_on(self, vsock: OwnedFd) -> Self {
         Services { vsock: Some(vsock), ..self }
+    }
+
+    /// The longest that a call may take, whatever deadline it names.
+    #[must_use]
+    pub fn longest(self, longest: Duration) -> Self {
+        Services { longest, ..self }
     }
 
     /// Serves health answers per service name; the whole process is the empty name.
@@ -122,7 +135,7 @@ pub async fn serve(
     };
     let incoming = futures_util::stream::select(incoming, beside);
     tonic::transport::Server::builder()
-        .timeout(DEFAULT_DEADLINE)
+        .timeout(services.longest)
         .max_concurrent_streams(limits.streams)
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)

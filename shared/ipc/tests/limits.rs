@@ -58,6 +58,10 @@ struct World {
 
 /// A server on which this test is syncd, or a stranger.
 fn serve(limits: Limits, known: bool) -> Result<World> {
+    serve_with(limits, known, |services| services)
+}
+
+fn serve_with(limits: Limits, known: bool, change: impl FnOnce(Services) -> Services) -> Result<World> {
     let dir = tempfile::tempdir()?;
     let path = dir.path().join("s.sock");
     let gate = Gate::new(limits);
@@ -67,7 +71,7 @@ fn serve(limits: Limits, known: bool) -> Result<World> {
         .add(ProcessServer::new(Slow).max_decoding_message_size(MAX_MESSAGE_BYTES));
     const NONE: &[MethodRule] = &[];
     let policy = Policy { users: users(known)?, rules: NONE };
-    tokio::spawn(server::serve(listener, policy, services, std::future::pending()));
+    tokio::spawn(server::serve(listener, policy, change(services), std::future::pending()));
     Ok(World { _dir: dir, path, gate })
 }
 
@@ -118,6 +122,17 @@ async fn a_stranger_is_refused_before_its_request_is_read() -> Result {
         assert!(format!("{refused:?}").contains("runs in a pod"), "{refused:?}");
     }
     assert_eq!(world.gate.refusals.count(Reason::Stranger), 21);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_call_ends_by_its_server_whatever_deadline_it_names() -> Result {
+    let world = serve_with(Limits::default(), true, |services| services.longest(Duration::from_millis(100)))?;
+    let mut request = Request::new(MetricsRequest::default());
+    request.set_timeout(LONG);
+    let asked = tokio::time::timeout(LONG, ProcessClient::new(channel(&world.path)).metrics(request)).await?;
+    let ended = asked.expect_err("nobody answers");
+    assert!(bulkhead_ipc::client::is_unknown(&ended), "{ended:?}");
     Ok(())
 }
 

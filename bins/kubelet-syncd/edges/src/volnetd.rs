@@ -32,8 +32,47 @@ const MAX_ENV_FILE: u64 = 1 << 20;
 const QUICK: Duration = Duration::from_secs(10);
 /// A verb that unmounts or removes trees.
 const SLOW: Duration = Duration::from_secs(60);
-/// A verb that may give a volume of any size to its group: longer than volnetd goes on with that.
-const GIVES: Duration = Duration::from_secs(115);
+/// A verb in which disks are attached or detached, or a driver has been at work.
+const ATTACHES: Duration = Duration::from_secs(115);
+/// The same where the volume is given to the pod's group, which takes as long as it takes: longer than volnetd goes on with that.
+const GIVES: Duration = Duration::from_secs(24 * 60 * 60 + 30);
+
+/// How long a verb is waited for.
+trait Deadline<R> {
+    fn of(&self, request: &R) -> Duration;
+}
+
+impl<R> Deadline<R> for Duration {
+    fn of(&self, _: &R) -> Duration {
+        *self
+    }
+}
+
+/// [`GIVES`] where the request names a group, else [`ATTACHES`].
+struct ByGroup;
+
+macro_rules! by_group {
+    ($($request:ident;)*) => {$(
+        impl Deadline<api::$request> for ByGroup {
+            fn of(&self, request: &api::$request) -> Duration {
+                if request.fs_group.is_some() { GIVES } else { ATTACHES }
+            }
+        }
+    )*};
+}
+
+by_group! {
+    SetUpLocalRequest;
+    SetUpFcRequest;
+    SetUpIscsiRequest;
+    CommitPublishRequest;
+}
+
+impl Deadline<api::SetUpFlexRequest> for ByGroup {
+    fn of(&self, request: &api::SetUpFlexRequest) -> Duration {
+        if request.options.as_ref().is_some_and(|options| options.fs_group.is_some()) { GIVES } else { ATTACHES }
+    }
+}
 
 /// Why a verb has no result.
 #[derive(Debug, thiserror::Error)]
@@ -120,8 +159,9 @@ macro_rules! verbs {
             /// See [`VolnetdError`].
             pub async fn $name(&self, context: &CallContext, request: api::$request) -> Result<api::$reply, VolnetdError> {
                 let mut client = $client::<Channel>::new(self.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
-                let call = client.$name(context.request(request, $deadline));
-                match tokio::time::timeout($deadline, call).await {
+                let deadline = $deadline.of(&request);
+                let call = client.$name(context.request(request, deadline));
+                match tokio::time::timeout(deadline, call).await {
                     Ok(Ok(reply)) => Ok(reply.into_inner()),
                     Ok(Err(status)) => Err(VolnetdError::from(stringify!($name), status)),
                     Err(_) => Err(VolnetdError::from(stringify!($name), tonic::Status::deadline_exceeded("no answer in time"))),
@@ -136,14 +176,14 @@ verbs! {
     set_up_empty_dir(VolumesClient, SetUpEmptyDirRequest) -> SetUpVolumeReply, QUICK;
     check_host_path(VolumesClient, CheckHostPathRequest) -> SetUpVolumeReply, QUICK;
     set_up_content(VolumesClient, SetUpContentRequest) -> SetUpVolumeReply, QUICK;
-    set_up_local(VolumesClient, SetUpLocalRequest) -> SetUpVolumeReply, GIVES;
+    set_up_local(VolumesClient, SetUpLocalRequest) -> SetUpVolumeReply, ByGroup;
     set_up_nfs(VolumesClient, SetUpNfsRequest) -> SetUpVolumeReply, SLOW;
-    set_up_fc(VolumesClient, SetUpFcRequest) -> SetUpVolumeReply, GIVES;
-    set_up_iscsi(VolumesClient, SetUpIscsiRequest) -> SetUpVolumeReply, GIVES;
+    set_up_fc(VolumesClient, SetUpFcRequest) -> SetUpVolumeReply, ByGroup;
+    set_up_iscsi(VolumesClient, SetUpIscsiRequest) -> SetUpVolumeReply, ByGroup;
     /// A driver has half a minute to say it.
     ask_flex_driver(VolumesClient, AskFlexDriverRequest) -> AskFlexDriverReply, SLOW;
-    set_up_flex(VolumesClient, SetUpFlexRequest) -> SetUpFlexReply, GIVES;
-    end_disk(VolumesClient, EndDiskRequest) -> EndDiskReply, GIVES;
+    set_up_flex(VolumesClient, SetUpFlexRequest) -> SetUpFlexReply, ByGroup;
+    end_disk(VolumesClient, EndDiskRequest) -> EndDiskReply, ATTACHES;
     prepare_sub_path(VolumesClient, PrepareSubPathRequest) -> SetUpVolumeReply, QUICK;
     tear_down_pod(VolumesClient, TearDownPodRequest) -> TearDownPodReply, SLOW;
     write_etc_hosts(FilesClient, WriteEtcHostsRequest) -> HostFileReply, QUICK;
@@ -167,7 +207,7 @@ verbs! {
     begin_unstage(CsiClient, EndStageRequest) -> EndStageReply, SLOW;
     end_stage(CsiClient, EndStageRequest) -> EndStageReply, SLOW;
     prepare_publish(CsiClient, PreparePublishRequest) -> PreparePublishReply, SLOW;
-    commit_publish(CsiClient, CommitPublishRequest) -> CommitPublishReply, GIVES;
+    commit_publish(CsiClient, CommitPublishRequest) -> CommitPublishReply, ByGroup;
     begin_unpublish(CsiClient, EndPublishRequest) -> EndPublishReply, SLOW;
     end_publish(CsiClient, EndPublishRequest) -> EndPublishReply, SLOW;
 }
@@ -330,5 +370,20 @@ impl Volnetd {
             Ok(Err(status)) => Err(VolnetdError::from(VERB, status)),
             Err(_) => Err(VolnetdError::from(VERB, tonic::Status::deadline_exceeded("no answer in time"))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_is_given_to_its_group_for_as_long_as_it_takes() {
+        let of = |fs_group| ByGroup.of(&api::CommitPublishRequest { fs_group, ..Default::default() });
+        assert_eq!((of(None), of(Some(0))), (ATTACHES, GIVES));
+        let options = |fs_group| bulkhead_ipc::common::FlexVolume { fs_group, ..Default::default() };
+        let of = |options| ByGroup.of(&api::SetUpFlexRequest { options, ..Default::default() });
+        assert_eq!((of(None), of(Some(options(None))), of(Some(options(Some(1))))), (ATTACHES, ATTACHES, GIVES));
+        assert!(GIVES > Duration::from_secs(86_400));
     }
 }

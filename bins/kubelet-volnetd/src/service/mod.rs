@@ -18,6 +18,7 @@ mod watches;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bulkhead_ipc::MAX_MESSAGE_BYTES;
 use bulkhead_ipc::common::DestructiveGuard;
@@ -33,14 +34,19 @@ use tokio_stream::Stream;
 use tonic::Status;
 
 use crate::node::{Node, PodLock};
+use crate::volumes::ownership;
 use crate::watch::Watches;
 use crate::worker::{self, Done, Task};
+
+/// The longest that a verb may take: longer than a volume is given to its group, and than kubelet-syncd waits for that.
+const LONGEST: Duration = ownership::PATIENCE.saturating_add(Duration::from_secs(60));
 
 /// Adds this process's services to those that every process has.
 pub fn add_to(services: Services, node: Arc<Node>, watches: Watches) -> Services {
     let audit = audit::AuditService { node: node.clone() };
     let verbs = audited::Audited(Verbs::of(node));
     services
+        .longest(LONGEST)
         .add(VolumesServer::new(verbs.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(CsiServer::new(verbs.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))
         .add(FilesServer::new(verbs.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES))

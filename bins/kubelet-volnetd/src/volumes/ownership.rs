@@ -23,8 +23,9 @@ const MAX_DEPTH: usize = 256;
 /// Entries of one directory.
 const MAX_ENTRIES: usize = 1_000_000;
 
-/// A walk that takes longer ends, to be taken up again when it is asked for again: callers have a deadline of 120 s.
-pub const PATIENCE: Duration = Duration::from_secs(100);
+/// A walk that takes longer ends, to be begun anew when it is asked for again. Upstream's has no limit, and one that is begun anew looks
+/// at all entries again: of a large volume it would never come to its end.
+pub const PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// How often a long walk is told, as upstream's event.
 const PROGRESS: Duration = Duration::from_secs(30);
@@ -166,22 +167,24 @@ impl Facts {
 }
 
 fn give_known(handle: BorrowedFd<'_>, facts: Facts, group: u32, access: Access) -> rustix::io::Result<()> {
-    let file_type = facts.file_type();
-    if facts.group != group {
-        let group = Some(Gid::from_raw(group));
-        rustix::fs::chownat(handle, "", None, group, AtFlags::EMPTY_PATH)?;
-    }
-    if file_type == FileType::Symlink {
-        return Ok(());
+    // Where the group cannot be changed the mode still is, as upstream's changeFilePermission has it.
+    let given = if facts.group == group {
+        Ok(())
+    } else {
+        rustix::fs::chownat(handle, "", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH)
+    };
+    if facts.file_type() == FileType::Symlink {
+        return given;
     }
     // A change of owner takes setuid and setgid away: the mode before it counts.
     let (mode, wanted) = (facts.mode & 0o7777, facts.wanted(access));
     if wanted != mode || (facts.group != group && mode & 0o6000 != 0) {
         // The handle may be of the kind that fchmod refuses; this is the same object.
         let through = format!("/proc/self/fd/{}", handle.as_raw_fd());
-        rustix::fs::chmod(through, Mode::from_raw_mode(wanted))?;
+        let mode_set = rustix::fs::chmod(through, Mode::from_raw_mode(wanted));
+        return given.and(mode_set);
     }
-    Ok(())
+    given
 }
 
 fn entry_error(doing: &'static str, name: &OsStr) -> impl FnOnce(std::io::Error) -> OwnershipError {
@@ -340,6 +343,27 @@ mod tests {
             assert_eq!(mode_and_group(&dir.path().join("outside")), outside);
             assert!(is_given(root.as_fd(), 2000, access).unwrap());
         }
+    }
+
+    #[test]
+    fn where_the_group_cannot_be_changed_the_mode_is() {
+        use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+        if !is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("f");
+        std::fs::write(&file, "").unwrap();
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
+        let root = open::base_dir(dir.path()).unwrap();
+        // Of this thread alone.
+        let mut sets = capabilities(None).unwrap();
+        sets.effective.remove(CapabilitySet::CHOWN);
+        set_capabilities(None, sets).unwrap();
+        let walked = give(root.as_fd(), 2000, Access::ReadWrite, PATIENCE).unwrap();
+        assert_eq!(walked, Walked { entries: 0, failed: 2 });
+        assert_eq!(mode_and_group(&file), (0o660, 0));
+        assert_eq!(mode_and_group(dir.path()).0 & 0o770, 0o770);
     }
 
     #[test]
