@@ -1,12 +1,13 @@
 //! A block volume of one pod: what its driver has published is mapped ([`crate::volumes::block_map`]).
 
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::FileType;
 
 use super::super::VolumeError;
 use super::super::block_map::Place;
+use super::super::disk::{Found, look};
 use super::paths::{self, Published};
 use super::{CsiError, way};
 use crate::node::Settings;
@@ -35,7 +36,7 @@ pub fn link(settings: &Settings, published: &Published) -> PathBuf {
 /// Binds, links and holds what the driver has published; gives the link.
 ///
 /// # Errors
-/// The driver has published nothing, or what is neither a block device nor a regular file.
+/// The driver has published nothing, or what is neither a block device, a link to one, nor a regular file.
 pub fn map(
     settings: &Settings,
     base: &OwnedFd,
@@ -45,15 +46,26 @@ pub fn map(
     let shown = paths::base(&settings.paths);
     let target = paths::target(&settings.paths, published);
     let relative = paths::publish(published.spec.as_str()).join(published.pod.as_str());
+    let refused = |kind| {
+        let allowed = "a block device or a regular file";
+        CsiError::Target { path: settings.told(&target), found: way::name_of(kind), allowed }
+    };
     let device = match way::handle(base.as_fd(), &shown, &relative)? {
         Some((device, FileType::BlockDevice | FileType::RegularFile)) => device,
-        Some((_, kind)) => {
-            let allowed = "a block device or a regular file";
-            return Err(CsiError::Target { path: settings.told(&target), found: way::name_of(kind), allowed }.into());
-        }
+        Some((_, FileType::Symlink)) => linked(&target).ok_or_else(|| refused(FileType::Symlink))?,
+        Some((_, kind)) => return Err(refused(kind).into()),
         None => return Err(CsiError::NoTarget { path: settings.told(&target) }.into()),
     };
     place(settings, published).map(base.as_fd(), pod_dir.as_fd(), &device, &settings.told(&target))
+}
+
+/// The device that a driver's link leads to (HPE, Huawei): by its number, under the kernel's own name for it. None: it leads to no block
+/// device.
+fn linked(target: &Path) -> Option<OwnedFd> {
+    match look::look(target) {
+        Ok(Found::Device(device)) => look::opened(&device).ok(),
+        Ok(Found::Folder) | Err(_) => None,
+    }
 }
 
 /// Takes back what [`map`] did; what is not there is gone.

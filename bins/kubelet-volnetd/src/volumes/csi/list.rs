@@ -203,6 +203,11 @@ fn is_missing(dir: &OwnedFd, shown: &Path, target: &Path) -> bool {
     matches!(way::handle(dir.as_fd(), shown, target), Ok(None))
 }
 
+/// Whether a driver has published by a link: that is there without a mount.
+fn is_linked(dir: &OwnedFd, shown: &Path, target: &Path) -> bool {
+    matches!(way::handle(dir.as_fd(), shown, target), Ok(Some((_, FileType::Symlink))))
+}
+
 /// Names of block volumes that are staged or published, or have a folder.
 fn specs(base: &OwnedFd, shown: &Path) -> Result<Vec<String>, VolumeError> {
     let mut specs = names(base, shown, Path::new(paths::BLOCK))?;
@@ -273,8 +278,8 @@ fn file_systems(node: &Node, pod: &PodUid, dir: &OwnedFd, mounts: &way::Mounts) 
             block: false,
             data,
             uncertain: is_uncertain(node, pod, &spec, false) || (!mounted && is_missing(dir, &shown, &target)),
+            mounted: mounted || is_linked(dir, &shown, &target),
             target: shown.join(target),
-            mounted,
             problem,
             spec,
         });

@@ -100,14 +100,13 @@ pub fn look(settings: &Settings, published: &Published, data: &VolData) -> Resul
     Ok(if is_there && data.is_written(folder.as_fd()) { Prepared::Before(target) } else { Prepared::Needed })
 }
 
-/// Whether there is a folder where the driver is to publish; what else is there is refused.
+/// Whether there is a folder where the driver is to publish, or a link of the driver's; what else is there is refused.
 fn is_target(settings: &Settings, pod: &OwnedFd, published: &Published) -> Result<bool, CsiError> {
     let shown = settings.paths.pod(&published.pod);
     let relative = paths::pod_mount(published.spec.as_str());
     match way::handle(pod.as_fd(), &shown, &relative)? {
         None => Ok(false),
-        Some((_, FileType::Directory)) => Ok(true),
-        Some((_, FileType::Symlink)) => Err(CsiError::Link { path: shown.join(relative) }),
+        Some((_, FileType::Directory | FileType::Symlink)) => Ok(true),
         Some((_, kind)) => Err(CsiError::InTheWay { path: shown.join(relative), found: way::name_of(kind) }),
     }
 }
@@ -201,6 +200,8 @@ pub fn commit(settings: &Settings, published: &Published, giving: Option<Giving>
     if !mounts.at(&target) {
         match way::handle(pod.as_fd(), &shown, &relative)? {
             Some((_, FileType::Directory)) => {}
+            // A driver may publish by a link (Fluid, IBM Storage Scale), which the runtime follows and nobody here.
+            Some((_, FileType::Symlink)) if giving.is_none() => {}
             Some((_, kind)) => {
                 return Err(CsiError::Target { path: target, found: way::name_of(kind), allowed: "a folder" }.into());
             }

@@ -80,15 +80,16 @@ pub fn look(settings: &Settings, staged: &Staged, data: &VolData) -> Result<Prep
     is_anothers(&folder, &shown.join(staged.data_folder()), staged)?;
     let target = shown.join(staged.target());
     // What is mounted there is a driver's, and need not be looked at.
-    let is_there = mounts.at(&target) || is_folder(&base, &shown, &staged.target())?;
+    let is_there = mounts.at(&target) || is_target(&base, &shown, staged)?;
     Ok(if is_there && data.is_written(folder.as_fd()) { Prepared::Before(target) } else { Prepared::Needed })
 }
 
-/// Whether the folder is there.
-fn is_folder(base: &OwnedFd, shown: &Path, target: &Path) -> Result<bool, CsiError> {
+/// Whether the folder is there. Of a block volume the driver may have put something else in its place, which nobody enters here.
+fn is_target(base: &OwnedFd, shown: &Path, staged: &Staged) -> Result<bool, CsiError> {
+    let target = &staged.target();
     match way::handle(base.as_fd(), shown, target)? {
         None => Ok(false),
-        Some((_, FileType::Directory)) => Ok(true),
+        Some((_, kind)) if staged.block.is_some() || kind == FileType::Directory => Ok(true),
         Some((_, FileType::Symlink)) => Err(CsiError::Link { path: shown.join(target) }),
         Some((_, kind)) => Err(CsiError::InTheWay { path: shown.join(target), found: way::name_of(kind) }),
     }
@@ -107,7 +108,7 @@ pub fn prepare(settings: &Settings, staged: &Staged, data: &VolData) -> Result<P
         let path = shown.join(staged.data_folder());
         is_anothers(&folder, &path, staged)?;
         let target = shown.join(staged.target());
-        if !mounts.at(&target) && !is_folder(&base, &shown, &staged.target())? {
+        if !mounts.at(&target) && !is_target(&base, &shown, staged)? {
             way::make(base.as_fd(), &shown, &staged.target())?;
         }
         if let Some(spec) = &staged.block {
@@ -147,7 +148,7 @@ fn undo(base: &OwnedFd, shown: &Path, staged: &Staged) {
 /// Looks at what the driver has staged in, where that is no mount: who serves one need not answer yet.
 ///
 /// # Errors
-/// It was not prepared, or is no folder any more.
+/// It was not prepared; or is no folder any more, and no block volume.
 pub fn commit(settings: &Settings, staged: &Staged) -> Result<(), VolumeError> {
     let mounts = is_clear(settings, staged)?;
     let shown = paths::base(&settings.paths);
@@ -162,7 +163,7 @@ pub fn commit(settings: &Settings, staged: &Staged) -> Result<(), VolumeError> {
         return Ok(());
     }
     match way::handle(base.as_fd(), &shown, &staged.target())? {
-        Some((_, FileType::Directory)) => Ok(()),
+        Some((_, kind)) if staged.block.is_some() || kind == FileType::Directory => Ok(()),
         Some((_, kind)) => {
             Err(CsiError::Target { path: shown.join(staged.target()), found: way::name_of(kind), allowed: "a folder" }
                 .into())

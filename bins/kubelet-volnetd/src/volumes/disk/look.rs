@@ -32,6 +32,22 @@ pub fn look(path: &Path) -> Result<Found, DiskError> {
     }
 }
 
+/// A handle to a device that was looked at.
+///
+/// # Errors
+/// It is not that device any more.
+pub fn opened(device: &Device) -> Result<OwnedFd, DiskError> {
+    let failed = |errno: rustix::io::Errno| DiskError::Open { path: device.path.clone(), source: errno.into() };
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(&device.path, flags, Mode::empty()).map_err(failed)?;
+    let stat = rustix::fs::fstat(&opened).map_err(failed)?;
+    let numbers = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+    if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice || numbers != (device.major, device.minor) {
+        return Err(failed(rustix::io::Errno::NODEV));
+    }
+    Ok(opened)
+}
+
 /// A device by its numbers.
 ///
 /// # Errors

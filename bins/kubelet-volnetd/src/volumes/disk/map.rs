@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 
 use bulkhead_sys::{open, tree};
 use bulkhead_types::{FlexDriver, PodUid, VolumeName, escape_qualified_name};
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::OFlags;
 
 use super::super::block_map::Place;
 use super::super::csi::way;
 use super::super::{VolumeError, pod_dir};
 use super::place::{DiskPlace, Plugin};
-use super::{Device, DiskError, iscsi};
+use super::{Device, iscsi, look};
 use crate::node::Settings;
 
 /// More volumes than a node has.
@@ -60,14 +60,7 @@ pub fn map(
     volume: &VolumeName,
     device: &Device,
 ) -> Result<PathBuf, VolumeError> {
-    let failed = |errno: rustix::io::Errno| DiskError::Open { path: device.path.clone(), source: errno.into() };
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let opened = rustix::fs::open(&device.path, flags, Mode::empty()).map_err(failed)?;
-    let stat = rustix::fs::fstat(&opened).map_err(failed)?;
-    let numbers = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
-    if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice || numbers != (device.major, device.minor) {
-        return Err(failed(rustix::io::Errno::NODEV).into());
-    }
+    let opened = look::opened(device)?;
     let pod_dir = pod_dir(settings, pod)?;
     let place = place(settings, pod, at.plugin, &at.name, volume.as_str());
     way::is_clear(&settings.paths.root_dir.join("plugins"), &place.bound())?;
