@@ -172,7 +172,7 @@ fn code_of_sub_path(error: &SubPathError) -> Code {
     }
 }
 
-/// A walk that takes long goes on where it is asked for again.
+/// A walk that takes a day is begun anew where it is asked for again.
 fn code_of_ownership(error: &OwnershipError) -> Code {
     match error {
         OwnershipError::TakesLong { .. } => Code::Unavailable,
