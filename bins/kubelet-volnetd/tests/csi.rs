@@ -561,7 +561,7 @@ async fn a_link_of_the_drivers_is_the_volume_and_is_not_followed() {
     let reply = clients.csi.commit_publish(to_commit("p", device(false))).await.unwrap().into_inner();
     assert_eq!(reply.host_path, target.display().to_string());
     let listed = published(&mut clients.csi).await;
-    assert!(!listed[0].uncertain && listed[0].mounted && listed[0].problem.is_empty(), "{listed:?}");
+    assert!(listed[0].uncertain && listed[0].mounted && listed[0].problem.is_empty(), "asked again: {listed:?}");
     let again = clients.csi.prepare_publish(to_publish("p", device(false))).await.unwrap().into_inner();
     assert!(again.committed_before);
     let end = to_end(&clients.world, "p", device(false));

@@ -20,7 +20,7 @@ use kubelet_model::events::{EventType, PodEvent};
 use kubelet_model::pod::model::RuntimePod;
 use kubelet_model::pod::restart::{may_restart, triggers_restart_all};
 use kubelet_model::pod::spec::{
-    ContainerKind, PodIdentity, containers, init_containers, is_deleted, is_phase_terminal, is_sidecar,
+    ContainerKind, PodIdentity, containers, host_network, init_containers, is_deleted, is_phase_terminal, is_sidecar,
 };
 
 /// What is due so soon is done with what is due now: fewer wake-ups, and nobody sees the difference.
@@ -31,6 +31,13 @@ const TOGETHER: Duration = Duration::from_millis(10);
 pub struct Started {
     pub instant: Instant,
     pub time: SystemTime,
+}
+
+/// Where probes without a host go; empty: nowhere yet. A pod of the machine's network that has no address, as before a cloud has named the
+/// Node's, is reached on this machine all the same (Go dials the local system where upstream's prober names no host).
+fn address(pod: &Pod, status: &PodStatus) -> String {
+    let local = || host_network(pod).then(|| "127.0.0.1".to_owned());
+    status.pod_ip.clone().filter(|ip| !ip.is_empty()).or_else(local).unwrap_or_default()
 }
 
 /// One probe of one container.
@@ -223,7 +230,7 @@ impl Table {
         let seen = PodState {
             is_over: is_phase_terminal(status),
             is_deleted: is_deleted(pod),
-            ip: status.pod_ip.clone().unwrap_or_default(),
+            ip: address(pod, status),
             targets: targets(pod, status),
         };
         let mut sooner = false;

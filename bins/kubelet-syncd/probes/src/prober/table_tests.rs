@@ -125,6 +125,24 @@ fn only_a_probe_of_the_pods_address_waits_for_it() {
     assert!(later.iter().any(|(_, attempt)| attempt.container.as_str() == "b"), "{later:?}");
 }
 
+/// As before a cloud has named the Node's addresses.
+#[test]
+fn a_pod_of_the_machines_network_without_an_address_is_probed_there() {
+    let spec =
+        |host_network| json!({"hostNetwork": host_network, "containers": [{"name": "c", "readinessProbe": probe()}]});
+    let mut seen = status("Running", &[running("c", "a", true)], &[]);
+    for (host_network, ip, expected) in [
+        (true, None, "127.0.0.1"),
+        (true, Some(""), "127.0.0.1"),
+        (true, Some("10.0.0.9"), "10.0.0.9"),
+        (false, None, ""),
+        (false, Some("10.0.0.9"), "10.0.0.9"),
+    ] {
+        seen.pod_ip = ip.map(str::to_owned);
+        assert_eq!(address(&pod(spec(host_network)), &seen), expected, "{host_network} {ip:?}");
+    }
+}
+
 #[test]
 fn liveness_fails_once_for_an_instance() {
     let mut world = World::new(Restored::default());

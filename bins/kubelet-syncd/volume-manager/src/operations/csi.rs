@@ -24,6 +24,13 @@ struct Before {
     published: Presence,
 }
 
+/// What a driver has published and nobody has looked at yet.
+#[derive(Debug, Clone, Copy)]
+struct Publishing {
+    /// The group that it is to be given to.
+    fs_group: Option<i64>,
+}
+
 impl Mount<'_> {
     pub(super) async fn set_up_csi(&self, source: &CsiSource) -> Result<(), Failure> {
         let mut before = self.before();
@@ -48,7 +55,7 @@ impl Mount<'_> {
             metrics.observe(&plugin, Operation::VerifyAttached, context.is_ok(), source.migrated, began.elapsed());
         }
         let context = context?;
-        let _place = self.context.place(&source.driver).await;
+        let place = self.context.place(&source.driver).await;
         let (phase, act) = if source.ephemeral { (Phase::SetUp, Act::Publish) } else { (Phase::Device, Act::Stage) };
         let can = self.context.ports.drivers.capabilities(&source.driver, source.migrated).await;
         let can = can.map_err(|error| Failure::capabilities(phase, &error, act, self.spec.block))?;
@@ -64,7 +71,11 @@ impl Mount<'_> {
             (true, Presence::Yes) => self.staging_path(),
             (true, Presence::No | Presence::Uncertain) => self.stage(source, can, &context).await?,
         };
-        self.publish(source, can, &facts, context, staging_path, before).await
+        let published = self.publish(source, can, &facts, context, staging_path, before).await?;
+        // Giving it to a group may take hours, and the driver has no part in it.
+        drop(place);
+        let Some(Publishing { fs_group }) = published else { return Ok(()) };
+        self.commit_publish(source, fs_group, false).await
     }
 
     fn before(&self) -> Before {
@@ -200,6 +211,7 @@ impl Mount<'_> {
         }
     }
 
+    /// `None`: the pod does not want it any more.
     async fn publish(
         &self,
         source: &CsiSource,
@@ -208,11 +220,11 @@ impl Mount<'_> {
         publish_context: Pairs,
         staging_path: String,
         before: Before,
-    ) -> Result<(), Failure> {
+    ) -> Result<Option<Publishing>, Failure> {
         let (phase, ports) = (Phase::SetUp, &self.context.ports);
         if self.context.state().desired.volume(self.uid, self.volume).is_none() {
             // Its pod has ended meanwhile.
-            return Ok(());
+            return Ok(None);
         }
         let secret = source.publish_secret.as_ref();
         let mut secret = secrets::secret(&*ports.reader, secret, SecretField::Publish, phase, self.spec.block).await?;
@@ -261,7 +273,7 @@ impl Mount<'_> {
         let gives = !self.spec.block
             && !can.mount_group
             && gives_to_fs_group(&facts.fs_group_policy, self.spec.read_only, &source.fs_type, modes);
-        self.commit_publish(source, mount_group.filter(|_| gives), false).await
+        Ok(Some(Publishing { fs_group: mount_group.filter(|_| gives) }))
     }
 
     fn note_published(

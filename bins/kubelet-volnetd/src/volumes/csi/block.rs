@@ -47,7 +47,7 @@ pub fn map(
     let target = paths::target(&settings.paths, published);
     let relative = paths::publish(published.spec.as_str()).join(published.pod.as_str());
     let refused = |kind| {
-        let allowed = "a block device or a regular file";
+        let allowed = "a block device, a link to one, or a regular file";
         CsiError::Target { path: settings.told(&target), found: way::name_of(kind), allowed }
     };
     let device = match way::handle(base.as_fd(), &shown, &relative)? {

@@ -273,12 +273,16 @@ fn file_systems(node: &Node, pod: &PodUid, dir: &OwnedFd, mounts: &way::Mounts) 
             continue;
         }
         let Found { data, problem } = found.judged(|data| belongs_to_spec(data, &spec));
+        let linked = !mounted && is_linked(dir, &shown, &target);
         volumes.push(PublishedVolume {
             pod: pod.clone(),
             block: false,
             data,
-            uncertain: is_uncertain(node, pod, &spec, false) || (!mounted && is_missing(dir, &shown, &target)),
-            mounted: mounted || is_linked(dir, &shown, &target),
+            // A link outlives a boot, and what it leads to may not: its driver is asked again.
+            uncertain: is_uncertain(node, pod, &spec, false)
+                || linked
+                || (!mounted && is_missing(dir, &shown, &target)),
+            mounted: mounted || linked,
             target: shown.join(target),
             problem,
             spec,
