@@ -48,6 +48,7 @@ use crate::start_limit::{self, HOLD, StartLimiter};
 use crate::sync_loop::cpu_sets;
 use crate::sync_loop::events::Reporter;
 use crate::sync_loop::evictions::{self, Evictions};
+use crate::sync_loop::image_fs::ImageFs;
 use crate::sync_loop::image_store::ImageStore;
 use crate::sync_loop::loop_monitor::LoopMonitor;
 use crate::sync_loop::node::NodeContext;
@@ -55,11 +56,11 @@ use crate::sync_loop::node_cgroups::NodeCgroups;
 use crate::sync_loop::pod_table::PodTable;
 use crate::sync_loop::prune_gate::PruneGate;
 use crate::sync_loop::runtime_health::{self, RuntimeHealth};
+use crate::sync_loop::sandbox_image::SandboxImage;
 use crate::sync_loop::shutdown::Shutdowns;
 use crate::sync_loop::termination_messages::TerminationMessages;
 use crate::sync_loop::{
-    RuntimeMetrics, RuntimeParts, RuntimeSide, SyncLoop, SyncLoopParts, image_fs, image_list, node_cgroups,
-    sandbox_image,
+    RuntimeMetrics, RuntimeParts, RuntimeSide, SyncLoop, SyncLoopParts, image_list, node_cgroups, seldom,
 };
 use crate::take_down::{self, TakeDowns};
 use crate::volumes::set_up::FILES_ON_THEIR_WAY;
@@ -162,9 +163,10 @@ impl Followers {
         let told = runtime_health::Told { health: told_health, answered: told_answered, version: told_version };
         tokio::spawn(runtime_health::follow(cri.clone(), told));
         let (image_fs_sender, image_fs) = watch::channel(String::new());
-        tokio::spawn(image_fs::follow(cri.clone(), health.clone(), image_fs_sender));
+        tokio::spawn(seldom::follow(ImageFs { client: cri.clone(), health: health.clone() }, image_fs_sender));
         let (told_image, sandbox_image) = watch::channel(String::new());
-        tokio::spawn(sandbox_image::follow(cri.clone(), health.clone(), version.clone(), told_image));
+        let asked = SandboxImage { client: cri.clone(), health: health.clone(), version: version.clone() };
+        tokio::spawn(seldom::follow(asked, told_image));
         let (images_sender, images) = watch::channel(Arc::default());
         let max_images = config.kubelet.node_status_max_images();
         let ring = start.reporter.ring.clone();

@@ -1,16 +1,11 @@
 //! Where the runtime keeps its images: asked once it is ready, and seldom again, for only its operator changes it. Who
 //! measures the file system is `kubelet-evictiond`.
 
-use std::time::Duration;
-
-use bulkhead_cri::{CriClient, v1};
+use bulkhead_cri::{CriClient, CriError, v1};
 use tokio::sync::watch;
 
 use super::runtime_health::RuntimeHealth;
-
-/// Pause after an answer, and after none.
-const PAUSE: Duration = Duration::from_secs(600);
-const RETRY: Duration = Duration::from_secs(10);
+use super::seldom::Question;
 
 /// Mount point (or folder) of the first image file system. Pure.
 fn mountpoint(reply: &v1::ImageFsInfoResponse) -> Option<&str> {
@@ -18,31 +13,23 @@ fn mountpoint(reply: &v1::ImageFsInfoResponse) -> Option<&str> {
     path.starts_with('/').then_some(path)
 }
 
-/// Asks for ever.
-pub async fn follow(client: CriClient, mut health: watch::Receiver<RuntimeHealth>, answer: watch::Sender<String>) {
-    loop {
-        if health.wait_for(|health| health.ready).await.is_err() {
-            return;
-        }
-        let pause = match client.image_fs_info(v1::ImageFsInfoRequest {}).await {
-            Ok(reply) => {
-                let path = mountpoint(&reply).unwrap_or_default();
-                answer.send_if_modified(|known| {
-                    let changed = known != path;
-                    if changed {
-                        tracing::info!(path, "file system of the images");
-                        path.clone_into(known);
-                    }
-                    changed
-                });
-                PAUSE
-            }
-            Err(error) => {
-                tracing::debug!(%error, "file system of the images is not known yet");
-                RETRY
-            }
-        };
-        tokio::time::sleep(pause).await;
+/// Asked of the runtime.
+#[derive(Debug)]
+pub struct ImageFs {
+    pub client: CriClient,
+    pub health: watch::Receiver<RuntimeHealth>,
+}
+
+impl Question for ImageFs {
+    const WHAT: &'static str = "file system of the images";
+
+    async fn is_ready(&mut self) -> bool {
+        self.health.wait_for(|health| health.ready).await.is_ok()
+    }
+
+    async fn ask(&self) -> Result<Option<String>, CriError> {
+        let reply = self.client.image_fs_info(v1::ImageFsInfoRequest {}).await?;
+        Ok(Some(mountpoint(&reply).unwrap_or_default().to_owned()))
     }
 }
 

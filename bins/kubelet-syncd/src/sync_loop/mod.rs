@@ -45,6 +45,7 @@ pub mod runtime_health;
 pub mod runtime_service;
 pub mod runtime_side;
 pub mod sandbox_image;
+pub mod seldom;
 pub mod shutdown;
 pub mod termination_messages;
 pub mod view;

@@ -2,16 +2,13 @@
 //! `container/containerd/handler.go`), whose handlers of other runtimes know none. Who shows them is `kubelet-evictiond`.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use bulkhead_cri::{CriClient, CriError, v1};
 use tokio::sync::watch;
 
 use super::runtime_health::RuntimeHealth;
+use super::seldom::Question;
 
-/// Pause after an answer, and while there is none.
-const PAUSE: Duration = Duration::from_secs(600);
-const RETRY: Duration = Duration::from_secs(10);
 /// Longer than any reference of an image.
 const NAME_BYTES_MAX: usize = 1024;
 
@@ -22,44 +19,29 @@ fn image(info: &BTreeMap<String, String>) -> Option<String> {
     (!name.is_empty() && name.len() <= NAME_BYTES_MAX).then(|| name.to_owned())
 }
 
-/// Of the newest sandbox.
-async fn ask(client: &CriClient) -> Result<Option<String>, CriError> {
-    let sandboxes = client.list_pod_sandbox(v1::ListPodSandboxRequest::default()).await?.items;
-    let Some(newest) = sandboxes.into_iter().max_by_key(|sandbox| sandbox.created_at) else { return Ok(None) };
-    let request = v1::PodSandboxStatusRequest { pod_sandbox_id: newest.id, verbose: true };
-    Ok(image(&client.pod_sandbox_status(request).await?.info))
+/// Asked of the runtime, of its newest sandbox.
+#[derive(Debug)]
+pub struct SandboxImage {
+    pub client: CriClient,
+    pub health: watch::Receiver<RuntimeHealth>,
+    pub version: watch::Receiver<Option<v1::VersionResponse>>,
 }
 
-/// Asks for ever.
-pub async fn follow(
-    client: CriClient,
-    mut health: watch::Receiver<RuntimeHealth>,
-    mut version: watch::Receiver<Option<v1::VersionResponse>>,
-    answer: watch::Sender<String>,
-) {
-    let is_containerd = |version: &Option<v1::VersionResponse>| {
-        version.as_ref().is_some_and(|version| version.runtime_name == "containerd")
-    };
-    loop {
-        if version.wait_for(is_containerd).await.is_err() || health.wait_for(|health| health.ready).await.is_err() {
-            return;
-        }
-        let pause = match ask(&client).await {
-            Ok(Some(name)) => {
-                answer.send_if_modified(|known| {
-                    let changed = *known != name;
-                    *known = name;
-                    changed
-                });
-                PAUSE
-            }
-            Ok(None) => RETRY,
-            Err(error) => {
-                tracing::debug!(%error, "image of sandboxes is not known yet");
-                RETRY
-            }
+impl Question for SandboxImage {
+    const WHAT: &'static str = "image of sandboxes";
+
+    async fn is_ready(&mut self) -> bool {
+        let is_containerd = |version: &Option<v1::VersionResponse>| {
+            version.as_ref().is_some_and(|version| version.runtime_name == "containerd")
         };
-        tokio::time::sleep(pause).await;
+        self.version.wait_for(is_containerd).await.is_ok() && self.health.wait_for(|health| health.ready).await.is_ok()
+    }
+
+    async fn ask(&self) -> Result<Option<String>, CriError> {
+        let sandboxes = self.client.list_pod_sandbox(v1::ListPodSandboxRequest::default()).await?.items;
+        let Some(newest) = sandboxes.into_iter().max_by_key(|sandbox| sandbox.created_at) else { return Ok(None) };
+        let request = v1::PodSandboxStatusRequest { pod_sandbox_id: newest.id, verbose: true };
+        Ok(image(&self.client.pod_sandbox_status(request).await?.info))
     }
 }
 
