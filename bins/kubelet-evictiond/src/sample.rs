@@ -84,6 +84,8 @@ pub struct Sampler {
     ooms: OomCounts,
     /// Name of the image that sandboxes are made of; empty: not known.
     sandbox_image: String,
+    /// The node's network, which this process is in.
+    node_network: Option<u64>,
     started: Instant,
 }
 
@@ -124,6 +126,7 @@ impl Sampler {
             starts: Starts::default(),
             ooms: OomCounts::default(),
             sandbox_image: String::new(),
+            node_network: network::identity("self"),
             started: Instant::now(),
         }
     }
@@ -344,7 +347,7 @@ impl Sampler {
 
     /// The folder of a container or sandbox inside its pod's cgroup, if pods have one.
     fn group_of(&self, pod: Option<&str>, id: &str) -> Option<String> {
-        cgroup::container_candidates(pod, id).into_iter().find(|path| self.hierarchy.exists(path))
+        cgroup::container_candidates(pod, id).find(|path| self.hierarchy.exists(path))
     }
 
     /// The sandbox: its network, which is the pod's, with the number of sockets, and in detail its own cgroup.
@@ -368,8 +371,8 @@ impl Sampler {
         let time = Moment::now();
         if let Some((id, path)) = sandbox.filter(|_| wanted.cgroups) {
             let usage = self.hierarchy.usage(&mut self.reader, &path);
-            // What runs there opens none.
             let image = self.sandbox_image.clone();
+            // What runs there opens no socket.
             let owner = Owner { pod: Some(pod), id, image: &image, ..GROUP_OF_GROUPS };
             let mut stats = self.in_detail(&path, &usage, &time, owner, gathered);
             stats.interfaces = interfaces.clone().unwrap_or_default();
@@ -384,16 +387,15 @@ impl Sampler {
         &mut self,
         pod: &Pod,
         cgroup: Option<&str>,
-        sandbox: Option<String>,
+        mut sandbox: Option<String>,
     ) -> Option<(Vec<bulkhead_ipc::evictiond::InterfaceStats>, Option<u64>)> {
-        let containers = pod.containers.iter().filter_map(|container| self.group_of(cgroup, &container.id));
-        let groups: Vec<String> = sandbox.into_iter().chain(containers).collect();
-        let node = network::identity("self");
+        let mut containers = pod.containers.iter();
         let mut empty = None;
-        for group in groups {
+        // A container's group is looked for only where those before it have told nothing.
+        while let Some(group) = sandbox.take().or_else(|| containers.find_map(|one| self.group_of(cgroup, &one.id))) {
             for pid in self.processes_of(&group) {
                 let identity = network::identity(&pid.to_string());
-                if identity.is_none() || identity == node {
+                if identity.is_none() || identity == self.node_network {
                     continue;
                 }
                 let Some(interfaces) = network::of_process(&mut self.reader, pid) else { continue };

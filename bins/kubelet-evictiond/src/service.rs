@@ -57,6 +57,8 @@ struct State {
     /// It has listed all pods once.
     pods_known: bool,
     image_fs: Option<String>,
+    /// As the sampler has it.
+    sandbox_image: Option<String>,
     /// What the runtime said last of disks, and the question.
     runtime: Option<Arc<RuntimeDisks>>,
     of_disks: Question<Option<RuntimeDisks>>,
@@ -241,7 +243,8 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         Ok(sample)
     }
 
-    /// Asks kubelet-syncd which pods there are, and where the runtime keeps images. Without an answer the last ones stand.
+    /// Asks kubelet-syncd which pods there are, where the runtime keeps images, and of which it makes sandboxes. Without an answer
+    /// the last ones stand.
     async fn list_pods(&self, state: &mut State, purpose: Purpose) -> Result<(), Status> {
         // Whether all pods are listed is asked before, as afterwards it would be said of a longer list; and again, as another
         // kubelet-syncd may have listed them.
@@ -264,7 +267,8 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         if image_fs.is_some() {
             state.image_fs = image_fs;
         }
-        if let Some(name) = sandbox_image {
+        if let Some(name) = sandbox_image.filter(|name| state.sandbox_image.as_ref() != Some(name)) {
+            state.sandbox_image = Some(name.clone());
             self.with_sampler(move |sampler: &mut Sampler| sampler.set_sandbox_image(name)).await?;
         }
         Ok(())

@@ -23,26 +23,28 @@ pub fn pod_path(cgroup_parent: &str) -> Option<String> {
 
 /// Names that runtimes give a container's or a sandbox's cgroup inside its pod's. `pod`: None where pods have no cgroups
 /// (`cgroupsPerQOS` is false): then it lies where the runtime puts what it is told no place for.
-pub fn container_candidates(pod: Option<&str>, container_id: &str) -> [String; 5] {
-    match pod {
-        Some(pod) => [
-            format!("{pod}/{container_id}"),
-            format!("{pod}/cri-containerd-{container_id}.scope"),
-            format!("{pod}/crio-{container_id}.scope"),
-            // CRI-O with cgroupfs, and its sandboxes without a process (`drop_infra_ctr`) with either driver.
-            format!("{pod}/crio-{container_id}"),
-            // cri-dockerd with systemd.
-            format!("{pod}/docker-{container_id}.scope"),
-        ],
-        None => [
-            // containerd's namespace of CRI; CRI-O and Docker with either driver.
-            format!("/k8s.io/{container_id}"),
-            format!("/crio/crio-{container_id}"),
-            format!("/system.slice/crio-{container_id}.scope"),
-            format!("/docker/{container_id}"),
-            format!("/system.slice/docker-{container_id}.scope"),
-        ],
-    }
+pub fn container_candidates(pod: Option<&str>, container_id: &str) -> impl Iterator<Item = String> {
+    /// What stands before and behind the id.
+    const IN_POD: [(&str, &str); 5] = [
+        ("/", ""),
+        ("/cri-containerd-", ".scope"),
+        ("/crio-", ".scope"),
+        // CRI-O with cgroupfs, and its sandboxes without a process (`drop_infra_ctr`) with either driver.
+        ("/crio-", ""),
+        // cri-dockerd with systemd.
+        ("/docker-", ".scope"),
+    ];
+    /// containerd's namespace of CRI; CRI-O and Docker with either driver.
+    const ALONE: [(&str, &str); 5] = [
+        ("/k8s.io/", ""),
+        ("/crio/crio-", ""),
+        ("/system.slice/crio-", ".scope"),
+        ("/docker/", ""),
+        ("/system.slice/docker-", ".scope"),
+    ];
+    let names = if pod.is_some() { IN_POD } else { ALONE };
+    let pod = pod.unwrap_or_default();
+    names.into_iter().map(move |(before, behind)| format!("{pod}{before}{container_id}{behind}"))
 }
 
 /// The two QoS levels that have a cgroup of their own below that of all pods.
@@ -142,12 +144,12 @@ mod tests {
 
     #[test]
     fn containers_without_a_cgroup_of_their_pod_s() {
-        let in_pod = container_candidates(Some("/p.slice"), "c0");
+        let in_pod: Vec<String> = container_candidates(Some("/p.slice"), "c0").collect();
         assert_eq!(in_pod[0], "/p.slice/c0");
         for name in ["/p.slice/crio-c0", "/p.slice/docker-c0.scope"] {
             assert!(in_pod.iter().any(|one| one == name), "{name}");
         }
-        assert_eq!(container_candidates(None, "c0")[0], "/k8s.io/c0");
+        assert_eq!(container_candidates(None, "c0").next().as_deref(), Some("/k8s.io/c0"));
     }
 
     #[test]

@@ -12,7 +12,8 @@ pub enum Layout {
     Single,
     /// Images and writable layers together on another one.
     ImageFs,
-    /// Images and writable layers on two: by its rules writable layers count as the root directory's, wherever they lie.
+    /// Images and writable layers on two. Thresholds of containerfs are then those of nodefs, wherever the layers lie (upstream
+    /// UpdateContainerFsThresholds).
     Split,
 }
 
