@@ -59,13 +59,13 @@ pub const VERBS: [Verb; 45] = [
     verb("/kubelet.volnetd.v1.Volumes/ListVolumes",         &[Syncd, Evictiond, Operator],   false, &[],                  "none"),
     verb("/kubelet.volnetd.v1.Volumes/Prune",               &[Syncd],                        true,  &[SYS_ADMIN, DAC_OVERRIDE, FOWNER, KILL], "guard"),
     // Each around a call that syncd makes of a driver. Driver: at most 63 bytes, a DNS subdomain but for its case; handle: at most
-    // 4096 bytes; whatever a driver has made is refused where it is a link, and entered by workers alone.
+    // 4096 bytes; a driver's link is followed to the number of a block device alone, and what it has made is entered by workers alone.
     verb("/kubelet.volnetd.v1.Csi/PrepareStage",            &[Syncd],                        false, &[],                  "no other volume, mount or link in its place"),
-    verb("/kubelet.volnetd.v1.Csi/CommitStage",             &[Syncd],                        false, &[],                  "prepared; what is staged is a folder"),
-    verb("/kubelet.volnetd.v1.Csi/BeginUnstage",            &[Syncd],                        true,  &[],                  "guard; a block volume is published to no pod"),
+    verb("/kubelet.volnetd.v1.Csi/CommitStage",             &[Syncd],                        false, &[],                  "prepared; what is staged is a mount or a folder, of a block volume anything"),
+    verb("/kubelet.volnetd.v1.Csi/BeginUnstage",            &[Syncd],                        true,  &[],                  "guard; a block volume is published to no pod, a file system is mounted nowhere else on the machine"),
     verb("/kubelet.volnetd.v1.Csi/EndStage",                &[Syncd],                        true,  &[SYS_ADMIN],         "guard; nothing is mounted there, or vol_data.json cannot be read; an empty folder"),
     verb("/kubelet.volnetd.v1.Csi/PreparePublish",          &[Syncd],                        false, &[],                  "pod prepared; no other volume, mount or link in its place"),
-    verb("/kubelet.volnetd.v1.Csi/CommitPublish",           &[Syncd],                        false, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE], "prepared; what is published is a folder, of a block volume a block device or a regular file; fsGroup 0 to 2147483647"),
+    verb("/kubelet.volnetd.v1.Csi/CommitPublish",           &[Syncd],                        false, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE], "prepared; what is published is a mount, a folder or, without fsGroup, a link, of a block volume a block device, a link to one or a regular file; fsGroup 0 to 2147483647"),
     verb("/kubelet.volnetd.v1.Csi/BeginUnpublish",          &[Syncd],                        true,  &[SYS_ADMIN],         "guard"),
     verb("/kubelet.volnetd.v1.Csi/EndPublish",              &[Syncd],                        true,  &[SYS_ADMIN],         "guard; nothing is mounted there, or vol_data.json cannot be read; an empty folder"),
     verb("/kubelet.volnetd.v1.Csi/ListStaged",              &[Syncd, Evictiond, Operator],   false, &[],                  "none"),

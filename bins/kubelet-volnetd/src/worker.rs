@@ -26,7 +26,7 @@ use crate::volumes::content::{self, FilePath, Plugin, PutContentError};
 use crate::volumes::csi::data::VolData;
 use crate::volumes::csi::paths::{Nameless, Published, Staged};
 use crate::volumes::csi::publish::{self, Giving};
-use crate::volumes::csi::{Prepared, stage};
+use crate::volumes::csi::{Prepared, stage, way};
 use crate::volumes::disk::options::{FsType, Options};
 use crate::volumes::disk::place::DiskPlace;
 use crate::volumes::disk::{Device, Found, global, look, map};
@@ -286,7 +286,7 @@ impl Task {
             Task::CommitPublish { giving: Some(_), .. } | Task::GiveFlex { .. } => GIVES,
             Task::SetUpLocal { may_mount: true, local, .. } if local.group.is_some() => GIVES,
             Task::SetUpNfs { may_mount: true, .. } => nfs::LONGEST_MOUNT,
-            Task::AskPublished { .. } => Duration::from_secs(publish::PATIENCE_S as u64 + 1),
+            Task::AskPublished { .. } => Duration::from_secs(way::PATIENCE_S as u64 + 1),
             _ => Duration::from_secs(15),
         }
     }

@@ -34,6 +34,13 @@ fn unstage(epoch: u64, block: bool) -> EndStageRequest {
     EndStageRequest { device: Some(device(block)), guard: guard(epoch), folder: String::new() }
 }
 
+async fn clients(program: &Program) -> (u64, CsiClient<Channel>, VolumesClient<Channel>) {
+    let remote = Remote { dir: program.remote.dir.clone() };
+    let epoch = ready(&remote).await;
+    let channel = remote.channel(SYNCD).await;
+    (epoch, CsiClient::new(channel.clone()), VolumesClient::new(channel))
+}
+
 async fn again(program: &mut Program, remote: &Remote) -> (CsiClient<Channel>, u64) {
     program.kill();
     program.start_again();
@@ -243,10 +250,7 @@ async fn files_of_drivers_that_never_answer_hold_up_one_volume() {
         return;
     }
     let Some(program) = Program::new("csi-silent") else { return };
-    let remote = Remote { dir: program.remote.dir.clone() };
-    let epoch = ready(&remote).await;
-    let channel = remote.channel(SYNCD).await;
-    let (mut csi, mut volumes) = (CsiClient::new(channel.clone()), VolumesClient::new(channel));
+    let (epoch, mut csi, mut volumes) = clients(&program).await;
     for pod in ["p", "q"] {
         volumes.prepare_pod(PreparePodRequest { pod_uid: pod.into() }).await.unwrap();
     }
@@ -312,10 +316,7 @@ async fn a_mount_that_is_found_dead_is_refused() {
         return;
     }
     let Some(program) = Program::new("csi-dead") else { return };
-    let remote = Remote { dir: program.remote.dir.clone() };
-    let epoch = ready(&remote).await;
-    let channel = remote.channel(SYNCD).await;
-    let (mut csi, mut volumes) = (CsiClient::new(channel.clone()), VolumesClient::new(channel));
+    let (epoch, mut csi, mut volumes) = clients(&program).await;
     volumes.prepare_pod(PreparePodRequest { pod_uid: "p".into() }).await.unwrap();
     let target = csi.prepare_publish(to_publish("p", device(false))).await.unwrap().into_inner().target_path;
     std::fs::create_dir_all(&target).unwrap();
@@ -351,16 +352,13 @@ async fn a_mount_that_is_found_dead_is_refused() {
 #[tokio::test(flavor = "current_thread")]
 async fn what_is_mounted_elsewhere_on_the_machine_is_not_unstaged() {
     let Some(program) = Program::new("csi-elsewhere") else { return };
-    let remote = Remote { dir: program.remote.dir.clone() };
-    let epoch = ready(&remote).await;
-    let channel = remote.channel(SYNCD).await;
-    let (mut csi, mut volumes) = (CsiClient::new(channel.clone()), VolumesClient::new(channel));
+    let (epoch, mut csi, mut volumes) = clients(&program).await;
     volumes.prepare_pod(PreparePodRequest { pod_uid: "p".into() }).await.unwrap();
     let staging = csi.prepare_stage(to_stage(device(false))).await.unwrap().into_inner().staging_path;
     mount_tmpfs(Path::new(&staging));
     csi.commit_stage(device(false)).await.unwrap();
     let target = csi.prepare_publish(to_publish("p", device(false))).await.unwrap().into_inner().target_path;
-    let by_hand = remote.dir.join("host/by-hand");
+    let by_hand = program.remote.dir.join("host/by-hand");
     std::fs::create_dir_all(&by_hand).unwrap();
     std::fs::create_dir_all(&target).unwrap();
     for point in [&by_hand, Path::new(&target)] {

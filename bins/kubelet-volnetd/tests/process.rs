@@ -145,6 +145,7 @@ async fn under_the_kubelets_name_it_is_shown_as_the_kubelet() {
     ready(&remote).await;
     let pid = program.pid().to_string();
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    assert!(!children.trim().is_empty(), "the fork server is one");
     assert_eq!(
         (name(&pid).as_str(), children.split_whitespace().map(name).any(|name| name == "kubelet")),
         ("kubelet", false)

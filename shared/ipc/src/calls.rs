@@ -13,7 +13,7 @@ use tracing::Instrument as _;
 
 use crate::context::{POD_UID, REQUEST_ID};
 use crate::holding::Holding;
-use crate::limits::{Gate, RequestBytes, Taken};
+use crate::limits::{DEFAULT_DEADLINE, Gate, RequestBytes, Taken};
 use crate::peers::{Peer, Policy, Role};
 use crate::refusals::Reason;
 
@@ -107,13 +107,26 @@ where
         );
         let traced = served_span(header(bulkhead_trace::HEADER), &method);
         request.extensions_mut().insert(role);
+        let names_deadline = request.headers().contains_key("grpc-timeout");
         let memory = self.gate.request(role);
         let gate = self.gate.clone();
         let request = request.map(|body| Body::new(Metered { body, role, gate, memory }));
-        let answered = self.inner.call(request);
+        let answered = in_time(names_deadline, self.inner.call(request));
         let answered = async move { Ok(answered.await?.map(|body| Body::new(Holding::new(body, slot)))) };
         Box::pin(answered.instrument(span).instrument(traced))
     }
+}
+
+/// Ends a call that names no deadline after the default one; of any other the server's builder has the end.
+async fn in_time<E>(
+    names_deadline: bool,
+    answer: impl Future<Output = Result<http::Response<Body>, E>>,
+) -> Result<http::Response<Body>, E> {
+    if names_deadline {
+        return answer.await;
+    }
+    let answered = tokio::time::timeout(DEFAULT_DEADLINE, answer).await;
+    answered.unwrap_or_else(|_| Ok(tonic::Status::deadline_exceeded("the call named no deadline").into_http()))
 }
 
 /// A request's body whose bytes count until they are decoded: the decoder lets go of the body when it has its message.
@@ -150,5 +163,24 @@ impl http_body::Body for Metered {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::{pending, ready};
+    use tokio::time::{Instant, timeout};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_names_no_deadline_ends_all_the_same() {
+        type Answer = Result<http::Response<Body>, Infallible>;
+        let start = Instant::now();
+        let ended = in_time(false, pending::<Answer>()).await.unwrap();
+        assert_eq!((start.elapsed(), &ended.headers()["grpc-status"]), (DEFAULT_DEADLINE, &http::HeaderValue::from(4)));
+        let waits = timeout(DEFAULT_DEADLINE * 2, in_time(true, pending::<Answer>())).await;
+        assert!(waits.is_err(), "the server's builder ends it");
+        let answer: Answer = Ok(http::Response::new(Body::empty()));
+        assert!(in_time(false, ready(answer)).await.unwrap().headers().is_empty());
     }
 }

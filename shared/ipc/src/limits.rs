@@ -14,6 +14,10 @@ use crate::MAX_MESSAGE_BYTES;
 use crate::peers::Role;
 use crate::refusals::{Reason, Refusals};
 
+/// Deadline of a call that names none, and the longest that any may take where [`crate::server::Services::longest`] says nothing else.
+pub(crate) const DEFAULT_DEADLINE: Duration = Duration::from_secs(120);
+/// For so long kubelet-volnetd goes on giving a volume to its group (fsGroup); whoever waits for it waits longer.
+pub const GIVING: Duration = Duration::from_secs(24 * 60 * 60);
 /// What a message's frame adds to the bytes of it that may wait in memory (HTTP/2's default frame).
 const FRAME_BYTES: usize = 16 * 1024;
 /// No request can hold more: one message that is not complete yet, and the frame that completes it.

@@ -17,12 +17,10 @@ pub use tonic_health::server::HealthReporter;
 
 use crate::accept;
 use crate::calls::PeerCheckLayer;
-use crate::limits::{Gate, Limits};
+use crate::limits::{DEFAULT_DEADLINE, Gate, Limits};
 use crate::peers::Policy;
 use crate::reflection::{self, Reflection, V1, V1Alpha};
 
-/// Deadline of a call that names none: the longest that any verb may take, where [`Services::longest`] says nothing else.
-const DEFAULT_DEADLINE: Duration = Duration::from_secs(120);
 /// HTTP/2 flow-control windows. Messages are at most 256 KiB, so small windows cost nothing and save memory.
 const WINDOW_BYTES: u32 = 64 * 1024;
 
@@ -95,7 +93,7 @@ impl Services {
         Services { vsock: Some(vsock), ..self }
     }
 
-    /// The longest that a call may take, whatever deadline it names.
+    /// The longest that a call may take which names a deadline.
     #[must_use]
     pub fn longest(self, longest: Duration) -> Self {
         Services { longest, ..self }

@@ -169,7 +169,7 @@ pub fn is_mount_point(dir: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
 
 /// What a mount answers that is there and cannot be looked at: its server has lost the file that is mounted, or is dead (upstream
 /// `mount_helper_unix.go` of mount-utils, IsCorruptedMnt).
-fn is_corrupted(error: &io::Error) -> bool {
+pub fn is_corrupted(error: &io::Error) -> bool {
     use Errno as E;
     let of_corrupted = [E::NOTCONN, E::STALE, E::IO, E::ACCESS, E::HOSTDOWN, E::WOULDBLOCK, E::NODEV];
     Errno::from_io_error(error).is_some_and(|errno| of_corrupted.contains(&errno))
@@ -268,6 +268,14 @@ mod tests {
 
     fn is_root() -> bool {
         rustix::process::getuid().as_raw() == 0
+    }
+
+    #[test]
+    fn a_mount_that_nobody_serves_is_none() {
+        let is = |errno: Errno| is_corrupted(&errno.into());
+        assert!([Errno::NOTCONN, Errno::STALE, Errno::IO, Errno::NODEV].into_iter().all(is));
+        assert!(![Errno::NOENT, Errno::BUSY, Errno::NOTDIR].into_iter().any(is));
+        assert!(!is_corrupted(&io::Error::other("x")));
     }
 
     #[test]

@@ -59,6 +59,13 @@ impl MountInfo {
     }
 }
 
+/// The innermost of these mounts that `path` is on, by text. Of several mounts on one point the last one listed lies on top.
+pub fn innermost<'a, 'b: 'a>(mounts: impl Iterator<Item = &'a Mount<'b>>, path: &Path) -> Option<&'a Mount<'b>> {
+    mounts
+        .filter(|mount| path.starts_with(&mount.mount_point))
+        .max_by_key(|mount| mount.mount_point.components().count())
+}
+
 /// Parses the text of a mountinfo file.
 pub fn parse(text: &[u8]) -> impl Iterator<Item = Mount<'_>> {
     text.split(|b| *b == b'\n').filter_map(parse_line)

@@ -35,7 +35,7 @@ const SLOW: Duration = Duration::from_secs(60);
 /// A verb in which disks are attached or detached, or a driver has been at work.
 const ATTACHES: Duration = Duration::from_secs(115);
 /// The same where the volume is given to the pod's group, which takes as long as it takes: longer than volnetd goes on with that.
-const GIVES: Duration = Duration::from_secs(24 * 60 * 60 + 30);
+const GIVES: Duration = bulkhead_ipc::limits::GIVING.saturating_add(Duration::from_secs(30));
 
 /// How long a verb is waited for.
 trait Deadline<R> {
@@ -384,6 +384,6 @@ mod tests {
         let options = |fs_group| bulkhead_ipc::common::FlexVolume { fs_group, ..Default::default() };
         let of = |options| ByGroup.of(&api::SetUpFlexRequest { options, ..Default::default() });
         assert_eq!((of(None), of(Some(options(None))), of(Some(options(Some(1))))), (ATTACHES, ATTACHES, GIVES));
-        assert!(GIVES > Duration::from_secs(86_400));
+        assert!(GIVES > bulkhead_ipc::limits::GIVING);
     }
 }

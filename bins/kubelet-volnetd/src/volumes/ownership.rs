@@ -25,7 +25,7 @@ const MAX_ENTRIES: usize = 1_000_000;
 
 /// A walk that takes longer ends, to be begun anew when it is asked for again. Upstream's has no limit, and one that is begun anew looks
 /// at all entries again: of a large volume it would never come to its end.
-pub const PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
+pub const PATIENCE: Duration = bulkhead_ipc::limits::GIVING;
 
 /// How often a long walk is told, as upstream's event.
 const PROGRESS: Duration = Duration::from_secs(30);
@@ -52,7 +52,10 @@ pub enum OwnershipError {
 pub fn forgiving(walked: Result<Walked, OwnershipError>) -> Result<(), OwnershipError> {
     match walked {
         Err(error @ OwnershipError::Entry { .. }) => {
-            tracing::warn!(error = bulkhead_types::chain(&error), "a part of a volume is not given to its group");
+            tracing::warn!(
+                error = bulkhead_types::chain(&error),
+                "a part of a volume is not given to its group, and its pod may be refused there"
+            );
             Ok(())
         }
         walked => walked.map(|_| ()),
@@ -187,9 +190,8 @@ fn give_known(handle: BorrowedFd<'_>, facts: Facts, group: u32, access: Access) 
     given
 }
 
-fn entry_error(doing: &'static str, name: &OsStr) -> impl FnOnce(std::io::Error) -> OwnershipError {
-    let name = name.to_owned();
-    move |source| OwnershipError::Entry { doing, name, source }
+fn entry_error(doing: &'static str, name: &OsStr, source: impl Into<std::io::Error>) -> OwnershipError {
+    OwnershipError::Entry { doing, name: name.to_owned(), source: source.into() }
 }
 
 struct Walk {
@@ -215,7 +217,7 @@ impl Walk {
                 self.failed(name, &error);
                 return Ok(());
             }
-            Err(source) => return Err(entry_error("list", name)(source)),
+            Err(source) => return Err(entry_error("list", name, source)),
         };
         for entry in entries {
             self.look_at_the_clock()?;
@@ -231,7 +233,7 @@ impl Walk {
             let handle = match rustix::fs::openat(dir, entry.name.as_os_str(), flags, Mode::empty()) {
                 Ok(handle) => handle,
                 Err(Errno::NOENT) => continue,
-                Err(errno) => return Err(entry_error("open", &entry.name)(errno.into())),
+                Err(errno) => return Err(entry_error("open", &entry.name, errno)),
             };
             match self.one(&handle, &entry.name, depth)? {
                 Ok(()) => self.done.entries += 1,
@@ -243,7 +245,7 @@ impl Walk {
 
     /// The entry and what is below; the inner error is about changing this entry alone.
     fn one(&mut self, handle: &OwnedFd, name: &OsStr, depth: usize) -> Result<rustix::io::Result<()>, OwnershipError> {
-        let facts = Facts::of(handle.as_fd()).map_err(|errno| entry_error("examine", name)(errno.into()))?;
+        let facts = Facts::of(handle.as_fd()).map_err(|errno| entry_error("examine", name, errno))?;
         if facts.mount != self.mount {
             return Ok(Ok(()));
         }
@@ -255,7 +257,7 @@ impl Walk {
             match rustix::fs::openat(handle, ".", flags, Mode::empty()) {
                 Ok(dir) => self.below(dir.as_fd(), name, depth + 1)?,
                 Err(Errno::NOENT) => {}
-                Err(errno) => return Err(entry_error("open", name)(errno.into())),
+                Err(errno) => return Err(entry_error("open", name, errno)),
             }
             // What is below took its time.
             return Ok(give_one(handle.as_fd(), self.group, self.access));
@@ -303,6 +305,7 @@ mod tests {
     use super::*;
     use bulkhead_sys::open;
     use bulkhead_testkit::silent_fs::SilentFs;
+    use bulkhead_testkit::skip::{Lack, skip_this_test};
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
     use std::path::Path;
 
@@ -318,7 +321,7 @@ mod tests {
     #[test]
     fn bits_are_added_and_links_are_not_followed() {
         if !is_root() {
-            return;
+            return skip_this_test(Lack::Root).unwrap();
         }
         for (access, file, dir_mode) in [(Access::ReadWrite, 0o4660, 0o3771), (Access::ReadOnly, 0o4640, 0o3751)] {
             let dir = tempfile::tempdir().unwrap();
@@ -349,7 +352,7 @@ mod tests {
     fn where_the_group_cannot_be_changed_the_mode_is() {
         use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
         if !is_root() {
-            return;
+            return skip_this_test(Lack::Root).unwrap();
         }
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("f");
@@ -369,7 +372,7 @@ mod tests {
     #[test]
     fn a_walk_that_is_cut_short_is_seen_at_the_root() {
         if !is_root() {
-            return;
+            return skip_this_test(Lack::Root).unwrap();
         }
         let dir = tempfile::tempdir().unwrap();
         for i in 0..10 {
@@ -393,8 +396,11 @@ mod tests {
         };
         assert!(forgiving(Err(entry())).is_ok() && forgiving(Ok(Walked::default())).is_ok());
         assert!(forgiving(Err(OwnershipError::TakesLong { group: 1, entries: 1 })).is_err());
-        if !is_root() || !SilentFs::is_possible() {
-            return;
+        if !is_root() {
+            return skip_this_test(Lack::Root).unwrap();
+        }
+        if !SilentFs::is_possible() {
+            return skip_this_test(Lack::Fuse).unwrap();
         }
         let dir = tempfile::tempdir().unwrap();
         // Its folders can be opened, and not be listed.
@@ -408,7 +414,7 @@ mod tests {
     #[test]
     fn too_deep_a_tree_is_an_error_and_other_mounts_are_left() {
         if !is_root() {
-            return;
+            return skip_this_test(Lack::Root).unwrap();
         }
         let dir = tempfile::tempdir().unwrap();
         let base = open::base_dir(dir.path()).unwrap();

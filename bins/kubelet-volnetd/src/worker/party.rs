@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use bulkhead_sys::mountinfo::{Mount, MountInfo};
+use bulkhead_sys::mountinfo::{Mount, MountInfo, innermost};
 use bulkhead_types::PodUid;
 use bulkhead_worker::Party;
 use bulkhead_worker::shares::Kind;
@@ -175,13 +175,6 @@ fn is_foreign_below(mounts: &[Mount<'_>], pod: &PodUid) -> bool {
 fn is_served(mounts: &[Mount<'_>], path: &Path) -> bool {
     innermost(mounts.iter(), path)
         .is_none_or(|mount| SERVED.contains(&&*mount.fs_type) || mount.fs_type.starts_with("fuse"))
-}
-
-/// Of several mounts on one point the last one listed lies on top.
-fn innermost<'a, 'b: 'a>(mounts: impl Iterator<Item = &'a Mount<'b>>, path: &Path) -> Option<&'a Mount<'b>> {
-    mounts
-        .filter(|mount| path.starts_with(&mount.mount_point))
-        .max_by_key(|mount| mount.mount_point.components().count())
 }
 
 #[cfg(test)]

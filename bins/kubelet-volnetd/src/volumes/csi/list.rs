@@ -203,11 +203,6 @@ fn is_missing(dir: &OwnedFd, shown: &Path, target: &Path) -> bool {
     matches!(way::handle(dir.as_fd(), shown, target), Ok(None))
 }
 
-/// Whether a driver has published by a link: that is there without a mount.
-fn is_linked(dir: &OwnedFd, shown: &Path, target: &Path) -> bool {
-    matches!(way::handle(dir.as_fd(), shown, target), Ok(Some((_, FileType::Symlink))))
-}
-
 /// Names of block volumes that are staged or published, or have a folder.
 fn specs(base: &OwnedFd, shown: &Path) -> Result<Vec<String>, VolumeError> {
     let mut specs = names(base, shown, Path::new(paths::BLOCK))?;
@@ -273,15 +268,15 @@ fn file_systems(node: &Node, pod: &PodUid, dir: &OwnedFd, mounts: &way::Mounts) 
             continue;
         }
         let Found { data, problem } = found.judged(|data| belongs_to_spec(data, &spec));
-        let linked = !mounted && is_linked(dir, &shown, &target);
+        let there = if mounted { None } else { way::handle(dir.as_fd(), &shown, &target).ok() };
+        let missing = matches!(there, Some(None));
+        // A driver's link is there without a mount. It outlives a boot, and what it leads to may not: its driver is asked again.
+        let linked = matches!(there, Some(Some((_, FileType::Symlink))));
         volumes.push(PublishedVolume {
             pod: pod.clone(),
             block: false,
             data,
-            // A link outlives a boot, and what it leads to may not: its driver is asked again.
-            uncertain: is_uncertain(node, pod, &spec, false)
-                || linked
-                || (!mounted && is_missing(dir, &shown, &target)),
+            uncertain: linked || missing || is_uncertain(node, pod, &spec, false),
             mounted: mounted || linked,
             target: shown.join(target),
             problem,

@@ -4,7 +4,6 @@
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use bulkhead_sys::alarm::Alarm;
 use bulkhead_sys::open;
 use bulkhead_sys::tree;
 use rustix::fs::FileType;
@@ -153,11 +152,7 @@ fn undo(pod: &OwnedFd, shown: &Path, folder: &Path) {
     let _ = way::remove_one(pod.as_fd(), shown, folder);
 }
 
-/// How long [`ask`] waits, in seconds. A dead mount says so at once, and one that does not answer is not known to be dead.
-pub const PATIENCE_S: u32 = 1;
-
-/// Asks whoever serves what was found mounted, as upstream's `mount.IsCorruptedMnt` has it. The process ends where nobody answers in
-/// time: while it waits it holds the mount, which its driver may want to unmount.
+/// Asks whoever serves what was found mounted: whatever it answers but success refuses it. See [`way::ask`].
 ///
 /// # Errors
 /// Nobody serves it any more, as when a FUSE driver's process has ended.
@@ -168,9 +163,7 @@ pub fn ask(settings: &Settings, published: &Published) -> Result<(), VolumeError
     let Some((target, _)) = way::handle(pod.as_fd(), &shown, &relative)? else { return Ok(()) };
     drop(pod);
     let path = shown.join(relative);
-    let _alarm = Alarm::after(PATIENCE_S);
-    rustix::fs::fstat(&target).map_err(|errno| CsiError::Io { doing: "examine", path, source: errno.into() })?;
-    Ok(())
+    way::ask(&target).map_err(|errno| CsiError::Io { doing: "examine", path, source: errno.into() }.into())
 }
 
 /// Looks at what the driver has published, and makes it the pod's; gives what the runtime mounts.

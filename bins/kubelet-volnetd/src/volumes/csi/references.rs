@@ -8,15 +8,14 @@
 use std::os::fd::AsFd as _;
 use std::path::Path;
 
-use bulkhead_sys::alarm::Alarm;
-use bulkhead_sys::mountinfo::{Mount, MountInfo};
+use bulkhead_sys::mount::is_corrupted;
+use bulkhead_sys::mountinfo::{Mount, MountInfo, innermost};
 use bulkhead_types::PodUid;
-use rustix::io::Errno;
 
 use super::super::{VolumeError, pod_dir, sub_path};
 use super::data::VolData;
 use super::paths::{self, Device, Staged};
-use super::{CsiError, publish, stage, way};
+use super::{CsiError, stage, way};
 use crate::node::Settings;
 
 /// Upstream's kubernetesPluginPathPrefix. What a folder's path has from there on its other paths have too, where the root directory
@@ -46,7 +45,7 @@ pub fn is_mounted_nowhere_else(settings: &Settings, staged: &Staged) -> Result<(
 }
 
 /// Whether what is staged is served by nobody any more: upstream's GetMountRefs finds no references of such a mount. The process ends where
-/// nobody answers in time, as in [`publish::ask`].
+/// nobody answers in time, as in [`way::ask`].
 fn is_dead(settings: &Settings, staged: &Staged) -> bool {
     let Ok(Some(base)) = stage::base(settings) else { return false };
     let target = match way::handle(base.as_fd(), &paths::base(&settings.paths), &staged.target()) {
@@ -55,22 +54,12 @@ fn is_dead(settings: &Settings, staged: &Staged) -> bool {
         Err(error) => return matches!(error, CsiError::Io { source, .. } if is_corrupted(&source)),
     };
     drop(base);
-    let _alarm = Alarm::after(publish::PATIENCE_S);
-    rustix::fs::fstat(&target).is_err_and(|errno| is_corrupted(&errno.into()))
-}
-
-/// Upstream's `mount.IsCorruptedMnt`. Pure.
-fn is_corrupted(error: &std::io::Error) -> bool {
-    let all =
-        [Errno::NOTCONN, Errno::STALE, Errno::IO, Errno::ACCESS, Errno::HOSTDOWN, Errno::WOULDBLOCK, Errno::NODEV];
-    error.raw_os_error().is_some_and(|error| all.iter().any(|errno| errno.raw_os_error() == error))
+    way::ask(&target).is_err_and(|errno| is_corrupted(&errno.into()))
 }
 
 /// Mount points of what is at `path`, without the mount that it is on. Pure.
 fn of<'a>(mounts: &'a [Mount<'a>], path: &Path) -> Vec<&'a Path> {
-    // Of several mounts on one point the last one listed lies on top.
-    let on = mounts.iter().filter(|mount| path.starts_with(&mount.mount_point));
-    let Some(on) = on.max_by_key(|mount| mount.mount_point.components().count()) else { return Vec::new() };
+    let Some(on) = innermost(mounts.iter(), path) else { return Vec::new() };
     let inside = path.strip_prefix(&on.mount_point).unwrap_or(path);
     let root = if inside.as_os_str().is_empty() { on.root.to_path_buf() } else { on.root.join(inside) };
     let is_same = |mount: &&Mount<'_>| mount.id != on.id && mount.device == on.device && *mount.root == *root;
@@ -142,14 +131,6 @@ mod tests {
         assert_eq!(points(text, "/r/plugins/kubernetes.io/csi/d/plain/globalmount"), ["/mnt/plain"]);
         assert!(points(text, "/r/plugins/kubernetes.io/csi/d/none/globalmount").is_empty());
         assert!(points("", STAGED).is_empty());
-    }
-
-    #[test]
-    fn a_mount_that_nobody_serves_is_none() {
-        let is = |errno: Errno| is_corrupted(&errno.into());
-        assert!([Errno::NOTCONN, Errno::STALE, Errno::IO, Errno::NODEV].into_iter().all(is));
-        assert!(![Errno::NOENT, Errno::BUSY, Errno::NOTDIR].into_iter().any(is));
-        assert!(!is_corrupted(&std::io::Error::other("x")));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use bulkhead_sys::alarm::Alarm;
 use bulkhead_sys::mount;
 use bulkhead_sys::mountinfo::MountInfo;
 use bulkhead_sys::open::{self, OpenError};
@@ -204,6 +205,16 @@ pub fn handle(dir: BorrowedFd<'_>, shown: &Path, relative: &Path) -> Result<Opti
         Err(Errno::NOENT) => Ok(None),
         Err(errno) => Err(io("open")(errno)),
     }
+}
+
+/// How long [`ask`] waits, in seconds. A dead mount says so at once, and one that does not answer is not known to be dead.
+pub const PATIENCE_S: u32 = 1;
+
+/// Asks whoever serves what is behind a handle. The process ends where nobody answers in time: while it waits it holds the mount, which
+/// its driver may want to unmount.
+pub fn ask(handle: &OwnedFd) -> rustix::io::Result<()> {
+    let _alarm = Alarm::after(PATIENCE_S);
+    rustix::fs::fstat(handle).map(drop)
 }
 
 /// Removes one name: an empty folder, or what is no folder. Not being there is success, and so is that its folder is not.
