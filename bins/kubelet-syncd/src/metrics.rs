@@ -57,8 +57,9 @@ pub struct Metrics {
     pub memory_low: Gauge,
 }
 
-/// Value of the label `static`: upstream's are not "true" and "false".
-const fn static_label(is_static: bool) -> &'static str {
+/// Value of the label `static`: "true", and of pods of the API server nothing (upstream `pkg/kubelet/kubelet_pods.go`,
+/// HandlePodCleanups).
+pub(crate) const fn static_label(is_static: bool) -> &'static str {
     if is_static { "true" } else { "" }
 }
 

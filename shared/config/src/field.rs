@@ -285,8 +285,8 @@ impl<T> Omit for BTreeMap<String, T> {
 
 /// `logging.flushFrequency`: a duration string or, for old files and kubeadm's zero values, whole nanoseconds. It is written as
 /// it was read (upstream `component-base/logs/api/v1`, TimeOrMetaDuration).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
-#[serde(from = "WrittenDuration")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(from = "WrittenDuration", into = "WrittenDuration")]
 pub struct DurationOrNanos {
     pub duration: GoDuration,
     /// Read from a duration string, and written as one.
@@ -312,13 +312,12 @@ impl From<WrittenDuration> for DurationOrNanos {
     }
 }
 
-impl serde::Serialize for DurationOrNanos {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let written = match self.as_text {
-            true => WrittenDuration::Text(self.duration),
-            false => WrittenDuration::Nanos(self.duration.as_nanos()),
-        };
-        written.serialize(serializer)
+impl From<DurationOrNanos> for WrittenDuration {
+    fn from(read: DurationOrNanos) -> Self {
+        match read.as_text {
+            true => WrittenDuration::Text(read.duration),
+            false => WrittenDuration::Nanos(read.duration.as_nanos()),
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Feature gates of the node at 1.36: names, stage, default, and which can no longer be changed.
 //!
-//! The first table is the node's part of upstream's (`pkg/features/kube_features.go`, and what the kubelet looks at of its
-//! libraries' gates). Upstream's kubelet also knows the
-//! gates of the other components and of its libraries, for one registry serves all: those are the second table.
+//! The first table has the gates that something on the node looks at: the node's part of upstream's
+//! (`pkg/features/kube_features.go`), and some of its libraries'. Upstream's kubelet also knows all others of the components and of the
+//! libraries, for one registry serves all: those are the second table.
 
 use std::collections::BTreeMap;
 

@@ -26,6 +26,14 @@ pub mod v1 {
     tonic::include_proto!("runtime.v1");
 }
 
+impl v1::PodSandboxNetworkStatus {
+    /// Its addresses, the primary one first; what is none is left out (upstream determinePodSandboxIPs).
+    pub fn addresses(&self) -> Vec<std::net::IpAddr> {
+        let more = self.additional_ips.iter().map(|ip| ip.ip.as_str());
+        std::iter::once(self.ip.as_str()).chain(more).filter_map(bulkhead_types::ip::parse_sloppy).collect()
+    }
+}
+
 /// containerd's own services that we use, as generated.
 #[allow(missing_debug_implementations, clippy::doc_lazy_continuation)]
 pub mod containerd {

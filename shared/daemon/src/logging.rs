@@ -213,8 +213,8 @@ fn quoted(text: &str) -> String {
 }
 
 /// A field's name in the log: a cause is `err` there, as klog has it in both forms.
-fn key(field: &Field) -> &'static str {
-    match field.name() {
+fn key(name: &str) -> &str {
+    match name {
         "error" => "err",
         name => name,
     }
@@ -229,7 +229,7 @@ struct Fields {
 
 impl Fields {
     fn add(&mut self, name: &str, value: &str) {
-        let value = quoted(value);
+        let (name, value) = (key(name), quoted(value));
         // Writing to a String cannot fail.
         let _ = if self.json {
             write!(self.pairs, ",{}:{value}", quoted(name))
@@ -239,6 +239,7 @@ impl Fields {
     }
 
     fn add_bare(&mut self, name: &str, value: fmt::Arguments<'_>) {
+        let name = key(name);
         let _ = if self.json {
             write!(self.pairs, ",{}:{value}", quoted(name))
         } else {
@@ -252,27 +253,27 @@ impl Visit for Fields {
         if field.name() == "message" {
             self.message.push_str(value);
         } else if !value.is_empty() {
-            self.add(key(field), value);
+            self.add(field.name(), value);
         }
     }
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.add_bare(key(field), format_args!("{value}"));
+        self.add_bare(field.name(), format_args!("{value}"));
     }
     fn record_i64(&mut self, field: &Field, value: i64) {
-        self.add_bare(key(field), format_args!("{value}"));
+        self.add_bare(field.name(), format_args!("{value}"));
     }
     fn record_bool(&mut self, field: &Field, value: bool) {
-        self.add_bare(key(field), format_args!("{value}"));
+        self.add_bare(field.name(), format_args!("{value}"));
     }
     fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
         // The whole chain: each error says what it was doing, the cause says why.
-        self.add(key(field), &bulkhead_types::chain(value));
+        self.add(field.name(), &bulkhead_types::chain(value));
     }
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         if field.name() == "message" {
             let _ = write!(self.message, "{value:?}");
         } else {
-            self.add(key(field), &format!("{value:?}"));
+            self.add(field.name(), &format!("{value:?}"));
         }
     }
 }

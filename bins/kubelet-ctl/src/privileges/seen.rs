@@ -150,15 +150,16 @@ fn is_named(process: &Running, name: &str) -> bool {
     process.words.first().is_some_and(|program| Path::new(program).file_name().is_some_and(|file| file == name))
 }
 
-/// The unit of kubelet-volnetd has it found under this name. The command of that name has no flag for the folder.
-const VOLNETD_OF_UNITS: (&str, &str) = ("kubelet-volnetd", "kubelet");
+/// kubelet-volnetd's unit starts it under this name, which it has the kernel show, too. The command of that name has no `--run-dir`.
+const SHOWN_AS: &str = "kubelet";
 
 /// `<name> --run-dir <folder>`.
 fn daemons(running: &[Running], name: &str, run_dir: &Path) -> Vec<Running> {
     let told = |process: &&Running| {
         process.words.windows(2).any(|pair| pair[0] == "--run-dir" && Path::new(&pair[1]) == run_dir)
     };
-    let of_unit = |process: &Running| VOLNETD_OF_UNITS == (name, &*process.name) && is_named(process, &process.name);
+    let of_unit =
+        |process: &Running| name == "kubelet-volnetd" && process.name == SHOWN_AS && is_named(process, SHOWN_AS);
     let named = |process: &&Running| is_named(process, name) || process.name == name || of_unit(process);
     running.iter().filter(named).filter(told).cloned().collect()
 }

@@ -101,14 +101,15 @@ pub fn reconciled(existing: &Node, initial: &Node) -> Node {
     let allocatable = status.allocatable.get_or_insert_with(|| new.allocatable.clone().unwrap_or_default());
     // Of device plugins the node has what kubelet-syncd knows, which is nothing before they are back. What others offer
     // (an administrator, a controller) stays, unless they offered it on another machine.
-    let nothing = ApiQuantity("0".to_owned());
+    let of = |list: &Option<BTreeMap<String, ApiQuantity>>, name: &str| list.as_ref()?.get(name).cloned();
     for (name, amount) in capacity.iter_mut().filter(|(name, _)| is_extended(name)) {
-        let of = |list: &Option<BTreeMap<String, ApiQuantity>>| list.as_ref().and_then(|list| list.get(name)).cloned();
-        let known = of(&new.capacity).map(|all| (of(&new.allocatable).unwrap_or_else(|| all.clone()), all));
-        if let Some((usable, all)) = known.or_else(|| moved.then(|| (nothing.clone(), nothing.clone()))) {
-            *amount = all;
-            allocatable.insert(name.clone(), usable);
-        }
+        let (all, usable) = match of(&new.capacity, name) {
+            Some(all) => (all, of(&new.allocatable, name)),
+            None if moved => (ApiQuantity("0".to_owned()), None),
+            None => continue,
+        };
+        allocatable.insert(name.clone(), usable.unwrap_or_else(|| all.clone()));
+        *amount = all;
     }
     let pages = |list: &Option<BTreeMap<String, ApiQuantity>>| -> BTreeMap<String, ApiQuantity> {
         let list = list.clone().unwrap_or_default();

@@ -3,7 +3,6 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bulkhead_cri::v1;
-use bulkhead_types::ip::parse_sloppy;
 use bulkhead_types::{ContainerId, PodUid, SandboxId};
 
 use kubelet_model::pod::model::{
@@ -57,10 +56,6 @@ pub fn pod_of_sandbox(sandbox: &v1::PodSandbox) -> Option<PodUid> {
 pub fn sandbox(status: &v1::PodSandboxStatus) -> Option<SandboxStatus> {
     let options = status.linux.as_ref().and_then(|l| l.namespaces.as_ref()).and_then(|n| n.options.as_ref());
     let network = status.network.as_ref();
-    let ips = network.map(|network| {
-        let more = network.additional_ips.iter().map(|ip| ip.ip.as_str());
-        std::iter::once(network.ip.as_str()).chain(more).filter_map(parse_sloppy).collect()
-    });
     Some(SandboxStatus {
         id: SandboxId::parse(&status.id).ok()?,
         attempt: status.metadata.as_ref().map_or(0, |m| m.attempt),
@@ -68,7 +63,7 @@ pub fn sandbox(status: &v1::PodSandboxStatus) -> Option<SandboxStatus> {
         created_at: time(status.created_at).unwrap_or(UNIX_EPOCH),
         host_network: options.is_some_and(|o| o.network == v1::NamespaceMode::Node as i32),
         has_network: network.is_some(),
-        ips: ips.unwrap_or_default(),
+        ips: network.map(v1::PodSandboxNetworkStatus::addresses).unwrap_or_default(),
     })
 }
 

@@ -31,9 +31,10 @@ pub enum Retry {
 }
 
 impl Retry {
-    /// After something failed. `left`: of the first back-off; `only_restarts`: nothing failed but that containers are held back, which
-    /// lasts as long as it lasts. Anything else may be put right at any time, as by an operator who brings an image to the node, and
-    /// is looked at as often as what has no back-off, but not later than at the end of one.
+    /// After something failed. `left`: until the first back-off ends (upstream MinBackoffExpiration). `only_restarts`: crash-loop
+    /// back-offs are all that failed, which nothing ends early, so the next look is at the end of the first. Anything else may be put
+    /// right at any time, as by an operator who brings an image to the node: it is looked at after 10 to 15 s ([`BACK_OFF`]), or at
+    /// the end of a back-off that ends before.
     pub fn after_failure(left: Option<Duration>, only_restarts: bool) -> Self {
         Retry::Failed { back_off: left.filter(|left| only_restarts || *left < jitter(BACK_OFF, 1.0)) }
     }

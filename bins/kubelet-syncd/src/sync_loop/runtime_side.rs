@@ -202,13 +202,10 @@ impl RuntimeSide {
             on_sandbox_ready: &sandbox_ready,
         };
         let _in_sync = InSync::begin(node, uid);
-        let result = with_turn(
-            node.pleg.clone(),
-            uid.clone(),
-            spec::host_network(pod),
-            self.manager.sync_pod(pod, &identity, runtime, &context),
-        )
-        .await;
+        // Of a sandbox that is replaced, too: for one with a network of its own plugins are called at its end.
+        let host_network = spec::host_network(pod) && runtime.sandboxes.iter().all(|sandbox| sandbox.host_network);
+        let sync = self.manager.sync_pod(pod, &identity, runtime, &context);
+        let result = with_turn(node.pleg.clone(), uid.clone(), host_network, sync).await;
         node.pods.synced(uid, &result);
         resize::note_outcome(node, uid, pod, &result);
         count_starts(&node.metrics, pod, &result);

@@ -12,7 +12,7 @@ use kubelet_model::v1::Pod;
 
 use super::node::NodeContext;
 use super::runtime_side::Stage;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, static_label};
 use crate::pod_workers::Lifecycle;
 use crate::pod_workers::state::PodWorkerSync;
 use crate::volumes::set_up::Outcomes;
@@ -347,12 +347,10 @@ pub fn count_workers<'a>(metrics: &Metrics, snapshot: impl Iterator<Item = (&'a 
             Lifecycle::Terminating => "terminating",
             Lifecycle::Terminated | Lifecycle::Finished => "terminated",
         };
-        let (config, is_static) = match (known.has_config, known.orphan, known.is_static) {
-            (false, _, _) => ("runtime_only", "unknown"),
-            (true, false, true) => ("desired", "true"),
-            (true, false, false) => ("desired", ""),
-            (true, true, true) => ("orphan", "true"),
-            (true, true, false) => ("orphan", ""),
+        let (config, is_static) = match (known.has_config, known.orphan) {
+            (false, _) => ("runtime_only", "unknown"),
+            (true, false) => ("desired", static_label(known.is_static)),
+            (true, true) => ("orphan", static_label(known.is_static)),
         };
         *counts.entry((lifecycle, config, is_static)).or_insert(0) += 1;
     }
@@ -387,7 +385,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sandbox_is_the_newest_one() {
+    fn the_first_sandbox_is_shown_whatever_its_time() {
         let mut state = api::PodState::default();
         let (mut old, new) =
             (sandbox_status("s0", 0, SandboxState::NotReady), sandbox_status("s1", 1, SandboxState::Ready));

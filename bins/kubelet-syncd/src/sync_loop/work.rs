@@ -178,7 +178,8 @@ impl take_down::Pod for EndingPod {
     }
 
     fn has_host_network(&self) -> bool {
-        self.node.cache.get(&self.uid).sandboxes.iter().all(|sandbox| sandbox.host_network)
+        let known = self.node.cache.get(&self.uid);
+        !known.sandboxes.is_empty() && known.sandboxes.iter().all(|sandbox| sandbox.host_network)
     }
 
     fn held_back(&self, waits: bool) {

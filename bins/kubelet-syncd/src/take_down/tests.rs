@@ -34,12 +34,9 @@ impl Drop for Working {
     }
 }
 
+/// The last: whether the pod has the machine's network.
 #[derive(Clone, Default)]
-struct World(Arc<Mutex<Seen>>, Arc<AtomicUsize>, HostNetwork);
-
-/// Whether the pod has the machine's network.
-#[derive(Clone, Copy, Default)]
-struct HostNetwork(bool);
+struct World(Arc<Mutex<Seen>>, Arc<AtomicUsize>, bool);
 
 impl World {
     fn now(&self) -> Duration {
@@ -65,7 +62,7 @@ impl Pod for World {
     }
 
     fn has_host_network(&self) -> bool {
-        self.2.0
+        self.2
     }
 
     fn held_back(&self, waits: bool) {
@@ -265,7 +262,7 @@ async fn a_sandbox_of_the_hosts_network_waits_for_no_slot() {
     let slots = always(1);
     let _held = slots.take();
     for (host_network, passes) in [(true, true), (false, false)] {
-        let world = World(Arc::default(), Arc::default(), HostNetwork(host_network));
+        let world = World(Arc::default(), Arc::default(), host_network);
         let take_down = TakeDown::new(slots.clone(), 0, false, Box::new(world));
         let stop = take_down.stop_sandbox(std::future::ready(()));
         assert_eq!(tokio::time::timeout(Duration::from_millis(100), stop).await.is_ok(), passes);

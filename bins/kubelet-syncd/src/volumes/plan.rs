@@ -330,6 +330,8 @@ mod tests {
         }
         let git = one(serde_json::json!({"gitRepo": {"repository": "r"}}), serde_json::json!({}));
         let VolumeKind::Impossible { kind: "gitRepo", why } = git else { panic!("{git:?}") };
-        assert!(why.contains("git-repo volume plugin has been disabled"), "{why}");
+        let disabled = "git-repo volume plugin has been disabled; if necessary, it may be re-enabled by enabling the feature-gate \
+                        `GitRepoVolumeDriver`";
+        assert_eq!(&*why, disabled);
     }
 }

@@ -44,7 +44,7 @@ pub struct VolumeUsage {
     /// Its name in the pod.
     pub volume: String,
     pub claim: Option<ObjectRef>,
-    /// `None`: its driver does not say, or has not answered.
+    /// `None`: its driver does not say, or has not answered; a device whose size is not known; or `folder` is to be looked at.
     pub usage: Option<Usage>,
     /// A folder whose file system's figures are the volume's; empty for a driver's volume, and for a block volume.
     pub folder: String,

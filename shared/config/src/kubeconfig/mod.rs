@@ -205,9 +205,13 @@ impl Kubeconfig {
 
     /// True when credentials come from a program that has to be started. Over plain http none are used.
     pub fn runs_program(&self) -> bool {
-        const PLAIN: &str = "http://";
-        let start = self.cluster.server.get(..PLAIN.len());
-        self.user.program().is_some() && !start.is_some_and(|start| start.eq_ignore_ascii_case(PLAIN))
+        let cluster = &self.cluster;
+        // Without a scheme as the API client's `Server::parse` has it.
+        let is_tls = match cluster.server.split_once("://") {
+            Some((scheme, _)) => !scheme.eq_ignore_ascii_case("http"),
+            None => cluster.certificate_authority.is_some() || cluster.insecure_skip_tls_verify,
+        };
+        self.user.program().is_some() && is_tls
     }
 }
 

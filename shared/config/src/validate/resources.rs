@@ -51,21 +51,13 @@ impl Limits<'_> {
         self.range("maxOpenFiles", config.max_open_files, 0, i64::MAX);
         self.one_of("memorySwap.swapBehavior", &config.memory_swap.swap_behavior, &["", "NoSwap", "LimitedSwap"]);
         let period = config.cpu_cfs_quota_period();
-        if self.gates.enabled(Feature::CustomCPUCFSQuotaPeriod) {
-            self.check(
-                (GoDuration::from_millis(1)..=GoDuration::from_secs(1)).contains(&period),
-                "cpuCFSQuotaPeriod",
-                period,
-                "must be from 1ms to 1s",
-            );
+        let (holds, why) = if self.gates.enabled(Feature::CustomCPUCFSQuotaPeriod) {
+            let allowed = GoDuration::from_millis(1)..=GoDuration::from_secs(1);
+            (allowed.contains(&period), "must be from 1ms to 1s")
         } else {
-            self.check(
-                period == GoDuration::from_millis(100),
-                "cpuCFSQuotaPeriod",
-                period,
-                "requires feature gate CustomCPUCFSQuotaPeriod",
-            );
-        }
+            (period == GoDuration::from_millis(100), "requires feature gate CustomCPUCFSQuotaPeriod")
+        };
+        self.check(holds, "cpuCFSQuotaPeriod", period, why);
         self.enforcement();
     }
 

@@ -33,7 +33,8 @@ pub struct Allocated {
 /// Resource to what a container has of it.
 pub type OfContainer = BTreeMap<String, Allocated>;
 
-/// The plugin's answer that stands in an entry of the checkpoint, as it stood on the wire. The checkpoint's sum has had it in base64.
+/// The plugin's answer that stands in an entry of the checkpoint, as it stood on the wire; without one it is empty. That
+/// it is base64 was settled when the checkpoint was read.
 ///
 /// # Errors
 /// It is no ContainerAllocateResponse.

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use bulkhead_cri::{CONTAINERD_NAMESPACE, Code, CriClient, CriError, v1};
-use bulkhead_types::ip::parse_sloppy;
 use bulkhead_types::{ContainerId, SandboxId};
 
 use super::RuntimeService;
@@ -24,9 +23,7 @@ impl RuntimeService for CriClient {
     async fn sandbox_ips(&self, sandbox: &SandboxId) -> Result<Vec<IpAddr>, CriError> {
         let request = v1::PodSandboxStatusRequest { pod_sandbox_id: sandbox.to_string(), verbose: false };
         let reply = self.pod_sandbox_status(request).await?;
-        let network = reply.status.and_then(|s| s.network).unwrap_or_default();
-        let additional = network.additional_ips.iter().map(|ip| ip.ip.as_str());
-        Ok(std::iter::once(network.ip.as_str()).chain(additional).filter_map(parse_sloppy).collect())
+        Ok(reply.status.and_then(|s| s.network).unwrap_or_default().addresses())
     }
 
     async fn stop_pod_sandbox(&self, sandbox: &SandboxId) -> Result<(), CriError> {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::matching::Pattern;
 
-/// As Go's decoders of these names, which take any bits where the last character has some too many.
+/// Go's `base64.StdEncoding` and `base64.RawStdEncoding`, which take any bits where the last character has some too many.
 const PADDED: GeneralPurpose = base64_of(DecodePaddingMode::RequireCanonical);
 const RAW: GeneralPurpose = base64_of(DecodePaddingMode::RequireNone);
 

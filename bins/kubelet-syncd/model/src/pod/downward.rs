@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::ResourceFieldSelector;
 use super::resources::{Amounts, amount};
 use super::spec::{self, ContainerKind};
 use crate::node_facts::NodeFacts;
+use crate::validation::env::{field_label, subscripted};
 use crate::validation::field::quote;
 use crate::validation::names::qualified_name;
 
@@ -22,10 +23,8 @@ pub enum DownwardError {
     FieldPath(String),
     #[error("fieldPath {0:?} does not support subscript")]
     NoSubscript(String),
-    #[error("field label not supported: {0}")]
+    #[error("{0}")]
     Label(String),
-    #[error("field label does not support subscript: {0}")]
-    LabelSubscript(String),
     #[error("invalid key subscript in {path}: {}", .why.join(";"))]
     Subscript { path: String, why: Vec<String> },
     #[error("host IP unknown; known addresses: []")]
@@ -64,42 +63,9 @@ pub fn object_field(pod: &Pod, path: &str) -> Result<String, DownwardError> {
     }
 }
 
-/// `map` and `key` of `map['key']` (upstream SplitMaybeSubscriptedPath).
-fn subscripted(path: &str) -> Option<(&str, &str)> {
-    path.strip_suffix("']").and_then(|p| p.split_once("['")).filter(|(map, _)| !map.is_empty())
-}
-
-/// What a variable's `fieldPath` stands for (upstream `pkg/apis/core/pods/helpers.go`, ConvertDownwardAPIFieldLabel): old clients
-/// say `spec.host` for `spec.nodeName`.
-fn field_label(path: &str) -> Result<&str, DownwardError> {
-    match subscripted(path) {
-        Some(("metadata.annotations" | "metadata.labels", _)) => return Ok(path),
-        Some(_) => return Err(DownwardError::LabelSubscript(path.to_owned())),
-        None => {}
-    }
-    match path {
-        "metadata.annotations"
-        | "metadata.labels"
-        | "metadata.name"
-        | "metadata.namespace"
-        | "metadata.uid"
-        | "spec.nodeName"
-        | "spec.restartPolicy"
-        | "spec.serviceAccountName"
-        | "spec.schedulerName"
-        | "status.phase"
-        | "status.hostIP"
-        | "status.hostIPs"
-        | "status.podIP"
-        | "status.podIPs" => Ok(path),
-        "spec.host" => Ok("spec.nodeName"),
-        _ => Err(DownwardError::Label(path.to_owned())),
-    }
-}
-
 /// A field as a variable may show it: the metadata, and what is known where the container starts.
 pub fn variable_field(pod: &Pod, path: &str, pod_ips: &[IpAddr], facts: &NodeFacts) -> Result<String, DownwardError> {
-    let path = field_label(path)?;
+    let path = field_label(path).map_err(DownwardError::Label)?;
     let join = |ips: &[IpAddr]| ips.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(",");
     let pod_ips = facts.sort_pod_ips(pod_ips);
     let spec = spec::spec(pod);

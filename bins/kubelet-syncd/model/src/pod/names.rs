@@ -19,7 +19,7 @@ pub fn restart_count_from_logs(highest_index: Option<u32>) -> u32 {
     highest_index.map_or(0, |n| n.saturating_add(1))
 }
 
-/// As a mount has it: the API takes a termination message path without the slash, too.
+/// As a mount has it: the API takes a termination message path, and a local volume's, without the slash, too.
 pub fn absolute(path: &str) -> String {
     if path.starts_with('/') { path.to_owned() } else { format!("/{path}") }
 }

@@ -171,9 +171,24 @@ pub fn file_key_volumes(spec: &PodSpec, errors: &mut Errors) {
     }
 }
 
-/// `metadata.labels['key']` into path and key.
-fn subscripted(field_path: &str) -> Option<(&str, &str)> {
+/// `metadata.labels['key']` into path and key (upstream SplitMaybeSubscriptedPath).
+pub fn subscripted(field_path: &str) -> Option<(&str, &str)> {
     field_path.strip_suffix("']")?.split_once("['").filter(|(path, _)| !path.is_empty())
+}
+
+/// The field that a `fieldPath` stands for (upstream `pkg/apis/core/pods/helpers.go`, ConvertDownwardAPIFieldLabel): old clients say
+/// `spec.host` for `spec.nodeName`.
+///
+/// # Errors
+/// Why it stands for none, in upstream's words.
+pub fn field_label(path: &str) -> Result<&str, String> {
+    match subscripted(path) {
+        Some(("metadata.annotations" | "metadata.labels", _)) => Ok(path),
+        Some(_) => Err(format!("field label does not support subscript: {path}")),
+        None if path == "spec.host" => Ok("spec.nodeName"),
+        None if KNOWN_FIELDS.contains(&path) => Ok(path),
+        None => Err(format!("field label not supported: {path}")),
+    }
 }
 
 pub fn field_selector(selector: &ObjectFieldSelector, allowed: &[&str], path: &Path, errors: &mut Errors) {
@@ -193,23 +208,18 @@ pub fn field_selector(selector: &ObjectFieldSelector, allowed: &[&str], path: &P
     if version != "v1" {
         return refuse(errors, format!("unsupported pod version: {version}"));
     }
-    if let Some((base, key)) = subscripted(field_path) {
-        match base {
-            "metadata.annotations" => {
-                let key = key.to_lowercase();
-                errors.invalid_each(path, &key, names::qualified_name(&key));
-            }
-            "metadata.labels" => errors.invalid_each(path, key, names::qualified_name(key)),
-            _ => refuse(errors, format!("field label does not support subscript: {field_path}")),
+    let field = match field_label(field_path) {
+        Ok(field) => field,
+        Err(why) => return refuse(errors, why),
+    };
+    match subscripted(field) {
+        Some(("metadata.annotations", key)) => {
+            let key = key.to_lowercase();
+            errors.invalid_each(path, &key, names::qualified_name(&key));
         }
-        return;
+        Some((_, key)) => errors.invalid_each(path, key, names::qualified_name(key)),
+        None => errors.one_of(&path.child("fieldPath"), field, allowed),
     }
-    // Old clients say spec.host for spec.nodeName.
-    let field_path = if field_path == "spec.host" { "spec.nodeName" } else { field_path };
-    if !KNOWN_FIELDS.contains(&field_path) {
-        return refuse(errors, format!("field label not supported: {field_path}"));
-    }
-    errors.one_of(&path.child("fieldPath"), field_path, allowed);
 }
 
 pub fn resource_selector(selector: &ResourceFieldSelector, in_volume: bool, path: &Path, errors: &mut Errors) {

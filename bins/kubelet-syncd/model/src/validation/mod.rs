@@ -4,7 +4,7 @@
 //! All errors are collected. The pod must have been through defaulting: what has a default is required here.
 
 mod containers;
-mod env;
+pub(crate) mod env;
 pub mod field;
 mod handlers;
 mod legacy_volumes;

@@ -50,7 +50,7 @@ pub struct Attempt {
     pub pod: PodUid,
     pub container: ContainerId,
     pub spec: Arc<ProbeSpec>,
-    /// The pod's address.
+    /// Where it goes if its probe names no host: the pod's address, or this machine's for a pod of the machine's network without one.
     pub ip: String,
 }
 

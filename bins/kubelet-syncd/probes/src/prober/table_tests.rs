@@ -139,7 +139,13 @@ fn a_pod_of_the_machines_network_without_an_address_is_probed_there() {
         (false, Some("10.0.0.9"), "10.0.0.9"),
     ] {
         seen.pod_ip = ip.map(str::to_owned);
-        assert_eq!(address(&pod(spec(host_network)), &seen), expected, "{host_network} {ip:?}");
+        let pod = pod(spec(host_network));
+        let mut world = World::new(Restored::default());
+        world.table.add(&uid(), &pod, world.start, || 0.0);
+        world.table.observe(&uid(), &pod, &seen, world.start);
+        let asked: Vec<String> = world.due(1).into_iter().map(|(_, attempt)| attempt.ip).collect();
+        let wanted: Vec<&str> = Some(expected).filter(|ip| !ip.is_empty()).into_iter().collect();
+        assert_eq!(asked, wanted, "{host_network} {ip:?}");
     }
 }
 

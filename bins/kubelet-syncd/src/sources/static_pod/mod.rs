@@ -32,6 +32,7 @@ pub struct ForNode {
     pub gates: Gates,
 }
 
+/// With the gates as they are by default: for tests. What runs says them (`run/stages.rs`).
 impl From<NodeName> for ForNode {
     fn from(name: NodeName) -> Self {
         ForNode { name, gates: Gates::default() }

@@ -84,7 +84,7 @@ pub enum Writes {
     Capacity,
     /// Progress, failures and the size.
     All,
-    /// Nothing: another node has done its part already.
+    /// A failure alone: another node has done its part already, and written the size.
     Nothing,
 }
 

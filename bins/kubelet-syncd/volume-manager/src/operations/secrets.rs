@@ -54,7 +54,7 @@ fn not_found(namespace: &str, name: &str, error: &ObjectError) -> String {
     format!("kubernetes.io/csi: failed to find the secret {name} in the namespace {namespace} with error: {error}")
 }
 
-/// In the words of upstream's csi_mounter.go, of which one is written like that.
+/// In the words of upstream's csi_mounter.go (SetUpAt); "accoount" is upstream's spelling.
 fn no_tokens(error: &ObjectError) -> String {
     format!("kubernetes.io/csi: mounter.SetUpAt failed to get service accoount token attributes: {error}")
 }

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{
     PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, SecretReference,
 };
 use k8s_openapi::apimachinery::pkg::api::resource;
+use kubelet_model::pod::names::absolute;
 use kubelet_model::v1::{Pod, Volume};
 
 use super::migration;
@@ -234,9 +235,8 @@ fn source_of(spec: &PersistentVolumeSpec) -> Result<Source, &'static str> {
     }
     if let Some(local) = &spec.local {
         let fs_type = local.fs_type.clone().unwrap_or_default();
-        // As upstream: one without a slash in front is counted from there (MakeAbsolutePath).
-        let path = if local.path.starts_with('/') { local.path.clone() } else { format!("/{}", local.path) };
-        return Ok(Source::Local { path, fs_type });
+        // A relative path is one below the machine's root (upstream `pkg/volume/local`, MakeAbsolutePath).
+        return Ok(Source::Local { path: absolute(&local.path), fs_type });
     }
     if let Some(nfs) = &spec.nfs {
         // As upstream: read-only is what the claim's use says, and not nfs.readOnly of the PersistentVolume.
