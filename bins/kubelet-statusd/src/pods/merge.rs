@@ -85,6 +85,9 @@ pub fn merge(old: &Status, new: &Status, terms: Terms) -> Result<Status, Illegal
     if generation(old) > generation(&merged) {
         take_over(old, &mut merged, "observedGeneration");
     }
+    if terms.is_static && !is_terminal(phase(&merged)) {
+        keep_host(old, &mut merged);
+    }
     if is_terminal(phase(&merged)) {
         force_unready(old, &mut merged, terms.now);
     }
@@ -131,6 +134,22 @@ fn since(old: &Status, condition: &Value) -> Value {
         condition["lastTransitionTime"] = told["lastTransitionTime"].clone();
     }
     condition
+}
+
+/// The host's addresses where none are told: as for [`since`], they may not be known before the mirror pod is. With them goes the address
+/// of a pod of the host's network.
+fn keep_host(old: &Status, merged: &mut Status) {
+    if merged.contains_key("hostIP") {
+        return;
+    }
+    for field in ["hostIP", "hostIPs"] {
+        take_over(old, merged, field);
+    }
+    if !merged.contains_key("podIP") && old.get("podIP") == old.get("hostIP") {
+        for field in ["podIP", "podIPs"] {
+            take_over(old, merged, field);
+        }
+    }
 }
 
 /// A pod that has ended is not ready, whatever was computed a moment earlier.

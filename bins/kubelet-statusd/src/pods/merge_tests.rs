@@ -56,6 +56,36 @@ fn a_static_pods_condition_keeps_its_transition_time() {
     }
 }
 
+/// A restarted kubelet-syncd may have told it before it knew the host's addresses.
+#[test]
+fn a_static_pod_keeps_the_hosts_addresses_until_others_are_told() {
+    let with = |host: &str, pod: &str| {
+        let mut status = json!({"phase": "Running"});
+        for (ip, ips, value) in [("hostIP", "hostIPs", host), ("podIP", "podIPs", pod)] {
+            if !value.is_empty() {
+                status[ip] = json!(value);
+                status[ips] = json!([{"ip": value}]);
+            }
+        }
+        status
+    };
+    for (is_static, old, new, expected) in [
+        (true, ("10.0.0.1", "10.0.0.1"), ("", ""), ("10.0.0.1", "10.0.0.1")),
+        (true, ("10.0.0.1", "10.0.0.1"), ("10.0.0.2", "10.0.0.2"), ("10.0.0.2", "10.0.0.2")),
+        (true, ("10.0.0.1", "10.8.0.1"), ("", "10.8.0.2"), ("10.0.0.1", "10.8.0.2")),
+        (true, ("10.0.0.1", "10.8.0.1"), ("", ""), ("10.0.0.1", "")),
+        (true, ("", ""), ("", ""), ("", "")),
+        (false, ("10.0.0.1", "10.0.0.1"), ("", ""), ("", "")),
+    ] {
+        let (old_status, new_status) = (with(old.0, old.1), with(new.0, new.1));
+        let merged = merge(&map(old_status), &map(new_status), Terms { is_static, ..terms(true) }).unwrap();
+        assert_eq!(merged, map(with(expected.0, expected.1)), "{is_static} {old:?} {new:?}");
+    }
+    let refused = json!({"phase": "Failed", "reason": "r"});
+    let merged = merge(&map(with("10.0.0.1", "10.8.0.1")), &map(refused), Terms { is_static: true, ..terms(false) });
+    assert_eq!(merged.unwrap().get("hostIP"), None, "of one that was refused nothing else is told");
+}
+
 #[test]
 fn an_end_waits_for_the_containers() {
     let old = json!({"phase": "Running", "conditions": [condition("Ready", "True")]});

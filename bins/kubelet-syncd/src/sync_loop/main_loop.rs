@@ -284,7 +284,8 @@ impl SyncLoop {
         }
     }
 
-    /// Pods of the host's network have its addresses in their status, and all pods its `hostIP`.
+    /// Pods of the host's network have its addresses in their status, and all pods its `hostIP`. Those are shown at once, and not after
+    /// the work that follows: a static pod's status is about to be compared with that of its mirror.
     fn on_facts(&mut self) {
         let facts = self.facts.borrow_and_update().clone();
         if facts.host_ips == self.host_ips {
@@ -294,7 +295,20 @@ impl SyncLoop {
         let now = Instant::now();
         let all: Vec<_> = self.desired.iter().map(|(uid, desired)| (uid.clone(), desired.pod.clone())).collect();
         for (uid, pod) in all {
+            if self.node.pods.status(&uid).is_some() {
+                self.show_anew(&uid, &pod);
+            }
             self.update_worker(&uid, pod, UpdateType::Sync, now);
+        }
+    }
+
+    /// The status of a pod that nobody ends, as it is now. An end that has not been read up on is told by the work that follows.
+    fn show_anew(&self, uid: &PodUid, pod: &Arc<Pod>) {
+        if self.workers.lifecycle(uid) == Some(Lifecycle::Sync)
+            && !self.admission_queue.is_not_admitted(uid)
+            && !self.node.termination_messages.is_missing(&self.node.cache.get(uid))
+        {
+            view::refresh(&self.node, uid, pod, Stage::Alive);
         }
     }
 
@@ -420,10 +434,7 @@ impl SyncLoop {
             let Some(pod) = self.desired.get(&uid).map(|d| d.pod.clone()) else { continue };
             match self.workers.lifecycle(&uid) {
                 Some(Lifecycle::Sync) if !self.admission_queue.is_not_admitted(&uid) => {
-                    // An end that has not been read up on is told by the work that follows.
-                    if !self.node.termination_messages.is_missing(&self.node.cache.get(&uid)) {
-                        view::refresh(&self.node, &uid, &pod, Stage::Alive);
-                    }
+                    self.show_anew(&uid, &pod);
                     self.update_worker(&uid, pod, UpdateType::Sync, now);
                 }
                 Some(Lifecycle::Terminating) => view::readiness(&self.node, &uid, &pod),
@@ -441,11 +452,7 @@ impl SyncLoop {
             if self.admission_queue.is_not_admitted(&uid) {
                 continue;
             }
-            if self.workers.lifecycle(&uid) == Some(Lifecycle::Sync)
-                && !self.node.termination_messages.is_missing(&self.node.cache.get(&uid))
-            {
-                view::refresh(&self.node, &uid, &pod, Stage::Alive);
-            }
+            self.show_anew(&uid, &pod);
             self.update_worker(&uid, pod, UpdateType::Sync, now);
         }
     }

@@ -216,6 +216,9 @@ fn has_active_regular_container(input: &StatusInput<'_>) -> bool {
 /// A pod of the host's network has the node's addresses as they are now, and at its end those that it had (upstream's
 /// convertStatusToAPIStatus takes addresses from the runtime alone, and `pleg/generic.go` getPodIPs keeps them where no sandbox is
 /// ready any more).
+///
+/// While nobody has named the node's addresses (a cloud is to, and the Node is not seen yet), those that the pod was told with stay.
+/// Upstream lists no pod of the API server before it has seen the Node (`pkg/kubelet/kubelet.go` nodeHasSynced).
 fn set_addresses(input: &StatusInput<'_>, old: Option<&PodStatus>, phase: Phase, status: &mut PodStatus) {
     let host = &input.facts.host_ips;
     let follows_host = host_network(input.pod) && !host.is_empty() && !phase.is_terminal();
@@ -223,6 +226,12 @@ fn set_addresses(input: &StatusInput<'_>, old: Option<&PodStatus>, phase: Phase,
     if ips.is_empty() && !follows_host {
         // The sandbox is gone or being replaced: the last known addresses stay.
         ips = old.and_then(|o| o.pod_ips.as_ref()).into_iter().flatten().filter_map(|ip| ip.ip.parse().ok()).collect();
+    }
+    if host.is_empty()
+        && let Some(old) = old
+    {
+        status.host_ip.clone_from(&old.host_ip);
+        status.host_ips.clone_from(&old.host_ips);
     }
     if let Some(primary) = host.first() {
         status.host_ip = Some(primary.to_string());

@@ -704,6 +704,29 @@ fn a_pod_of_the_hosts_network_follows_the_nodes_addresses() {
     assert_eq!(shown(&mut w), "10.9.9.9");
 }
 
+/// Where a cloud names the node's addresses they are not known before the Node is seen with them.
+#[test]
+fn the_hosts_addresses_stay_while_nobody_names_them() {
+    let shown = |s: &PodStatus| {
+        let all = s.host_ips.iter().flatten().map(|host| host.ip.as_str()).collect::<Vec<_>>();
+        assert_eq!(s.host_ip.as_deref(), all.first().copied());
+        all.join(" ")
+    };
+    let mut w = world(simple("Always"));
+    w.sandbox();
+    w.container("main", RunState::Running, 0);
+    w.facts.host_ips.clear();
+    assert_eq!(shown(&w.step()), "", "nothing is made up");
+    w.old = None;
+    w.pod.status = serde_json::from_value(serde_json::json!(
+        {"phase": "Running", "hostIP": "10.9.9.9", "hostIPs": [{"ip": "10.9.9.9"}, {"ip": "fd00::9"}]}))
+    .unwrap();
+    assert_eq!(shown(&w.step()), "10.9.9.9 fd00::9", "as the API server has them");
+    assert_eq!(shown(&w.step()), "10.9.9.9 fd00::9", "as they were told last");
+    w.facts.host_ips = vec!["10.240.0.3".parse().unwrap()];
+    assert_eq!(shown(&w.step()), "10.240.0.3");
+}
+
 #[test]
 fn generations_are_those_of_the_spec_that_was_looked_at() {
     let mut w = world(simple("Always"));
