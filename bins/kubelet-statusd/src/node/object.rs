@@ -130,14 +130,17 @@ pub fn reconciled(existing: &Node, initial: &Node) -> Node {
     node
 }
 
-/// Whether the Node was filled in on another machine, or before this one was set up anew. Upstream zeroes what it offers
-/// where its folder of device plugins is empty (`ShouldResetExtendedResourceCapacity`), which says the same.
+/// Whether the Node was filled in on another machine. The machine's own id says so no more than together with that of its firmware:
+/// images that make `/etc/machine-id` anew at each boot are one machine all the same. A `systemUUID` that stands for the machine id
+/// (`Facts::read`, where the firmware has none) says nothing of its own. Upstream zeroes what the Node offers where its folder of device
+/// plugins is empty (`ShouldResetExtendedResourceCapacity`), which kubelet-statusd cannot see.
 fn is_of_another_machine(existing: &Node, initial: &Node) -> bool {
-    let id = |node: &Node| {
-        let info = node.status.as_ref().and_then(|status| status.node_info.as_ref());
-        info.map(|info| info.machine_id.clone()).filter(|id| !id.is_empty())
+    let ids = |node: &Node| {
+        let info = node.status.as_ref()?.node_info.as_ref()?;
+        let has_both = !info.machine_id.is_empty() && !info.system_uuid.is_empty();
+        (has_both && info.system_uuid != info.machine_id).then(|| (info.machine_id.clone(), info.system_uuid.clone()))
     };
-    id(existing).zip(id(initial)).is_some_and(|(old, new)| old != new)
+    ids(existing).zip(ids(initial)).is_some_and(|(old, new)| old.0 != new.0 && old.1 != new.1)
 }
 
 /// Sets an amount unless the same one stands there in another notation.
@@ -296,17 +299,22 @@ mod tests {
 
     #[test]
     fn extended_resources_are_what_is_known_and_else_stay_with_the_machine() {
-        // (machine of the Node that stands, what is known now: of all and usable; what the Node has then)
+        // (machine and firmware of the Node that stands, what is known now: of all and usable; what the Node has then)
         let cases = [
-            ("m", None, ("2", "2")),
-            ("", None, ("2", "2")),
-            ("other", None, ("0", "0")),
-            ("m", Some(("0", "0")), ("0", "0")),
-            ("m", Some(("4", "3")), ("4", "3")),
-            ("other", Some(("4", "3")), ("4", "3")),
+            (("m", "u"), None, ("2", "2")),
+            (("", ""), None, ("2", "2")),
+            (("other", "another"), None, ("0", "0")),
+            // A machine id made anew, a firmware's that was not there yet, or that stands for the machine's.
+            (("other", "u"), None, ("2", "2")),
+            (("m", "another"), None, ("2", "2")),
+            (("other", ""), None, ("2", "2")),
+            (("other", "other"), None, ("2", "2")),
+            (("m", "u"), Some(("0", "0")), ("0", "0")),
+            (("m", "u"), Some(("4", "3")), ("4", "3")),
+            (("other", "another"), Some(("4", "3")), ("4", "3")),
         ];
         for (machine, known, expected) in cases {
-            let of = |machine: &str, amounts: Option<(&str, &str)>| {
+            let of = |(machine, firmware): (&str, &str), amounts: Option<(&str, &str)>| {
                 let list = |amount: Option<&str>| match amount {
                     Some(amount) => json!({"cpu": "2", "vendor.com/gpu": amount}),
                     None => json!({"cpu": "2"}),
@@ -315,15 +323,18 @@ mod tests {
                     "capacity": list(amounts.map(|(all, _)| all)),
                     "allocatable": list(amounts.map(|(_, usable)| usable)),
                 }}));
-                let info =
-                    k8s_openapi::api::core::v1::NodeSystemInfo { machine_id: machine.to_owned(), ..Default::default() };
+                let info = k8s_openapi::api::core::v1::NodeSystemInfo {
+                    machine_id: machine.to_owned(),
+                    system_uuid: firmware.to_owned(),
+                    ..Default::default()
+                };
                 node.status.as_mut().unwrap().node_info = Some(info);
                 node
             };
-            let got = reconciled(&of(machine, Some(("2", "2"))), &of("m", known)).status.unwrap();
+            let got = reconciled(&of(machine, Some(("2", "2"))), &of(("m", "u"), known)).status.unwrap();
             let (all, usable) = (got.capacity.unwrap(), got.allocatable.unwrap());
             let got = (all["vendor.com/gpu"].0.as_str(), usable["vendor.com/gpu"].0.as_str());
-            assert_eq!(got, expected, "{machine}: {known:?}");
+            assert_eq!(got, expected, "{machine:?}: {known:?}");
             assert_eq!((all["cpu"].0.as_str(), usable["cpu"].0.as_str()), ("2", "2"));
         }
     }
