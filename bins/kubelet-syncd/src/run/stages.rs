@@ -56,7 +56,7 @@ use crate::sync_loop::node_cgroups::NodeCgroups;
 use crate::sync_loop::pod_table::PodTable;
 use crate::sync_loop::prune_gate::PruneGate;
 use crate::sync_loop::runtime_health::{self, RuntimeHealth};
-use crate::sync_loop::sandbox_image::SandboxImage;
+use crate::sync_loop::sandbox_image::{self, SandboxImage};
 use crate::sync_loop::shutdown::Shutdowns;
 use crate::sync_loop::termination_messages::TerminationMessages;
 use crate::sync_loop::{
@@ -164,9 +164,6 @@ impl Followers {
         tokio::spawn(runtime_health::follow(cri.clone(), told));
         let (image_fs_sender, image_fs) = watch::channel(String::new());
         tokio::spawn(seldom::follow(ImageFs { client: cri.clone(), health: health.clone() }, image_fs_sender));
-        let (told_image, sandbox_image) = watch::channel(String::new());
-        let asked = SandboxImage { client: cri.clone(), health: health.clone(), version: version.clone() };
-        tokio::spawn(seldom::follow(asked, told_image));
         let (images_sender, images) = watch::channel(Arc::default());
         let max_images = config.kubelet.node_status_max_images();
         let ring = start.reporter.ring.clone();
@@ -176,6 +173,10 @@ impl Followers {
         let (pleg, pleg_task) = Pleg::new(cri.clone(), PlegOptions::default(), &daemon.registry)?;
         tokio::spawn(pleg_task.with_heartbeat(daemon.progress.register("pleg", LOOP_BOUND)).run());
         let pleg_events = pleg.subscribe();
+        let (told_image, sandbox_image) = watch::channel(String::new());
+        let sandboxes = sandbox_image::Known { client: cri.clone(), pleg: pleg.clone() };
+        let asked = SandboxImage { sandboxes, health: health.clone(), version: version.clone() };
+        tokio::spawn(seldom::follow(asked, told_image));
         let metrics = Metrics::register(&daemon.registry, config.feature_gates().enabled(Feature::MemoryQoS))?;
         let shutdowns = shutdowns(start, connections)?;
         Ok(Followers {
