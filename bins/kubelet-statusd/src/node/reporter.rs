@@ -257,7 +257,7 @@ impl Reporter {
     async fn current(&self, memory: &Memory, attempt: u32) -> Result<Node, RequestError> {
         if attempt == 0 {
             let view = self.view.borrow().clone();
-            let seen = view.state.as_deref().and_then(seen_by_watch);
+            let seen = view.state.as_deref().and_then(|state| seen_by_watch(state, memory.node.as_ref()));
             if let Some(node) = newer(memory.node.clone(), seen) {
                 return Ok(node);
             }
@@ -365,14 +365,22 @@ fn is_ready(node: &Node) -> bool {
     conditions.is_some_and(|list| list.iter().any(|one| one.type_ == "Ready" && one.status == "True"))
 }
 
-/// kubelet-syncd's copy of our Node, if it has one that can be read.
-fn seen_by_watch(state: &NodeState) -> Option<Node> {
-    if state.api_node_json.is_empty() {
+/// kubelet-syncd's copy of our Node, if it has one that can be read. One without images has those of the last answer, `known`: nobody
+/// else writes them. Where there was no answer yet, it is no copy to compare with.
+fn seen_by_watch(state: &NodeState, known: Option<&Node>) -> Option<Node> {
+    if state.api_node_json.is_empty() || (state.api_node_without_images && known.is_none()) {
         return None;
     }
-    serde_json::from_slice(&state.api_node_json)
+    let mut node: Node = serde_json::from_slice(&state.api_node_json)
         .inspect_err(|error| tracing::warn!(%error, "failed to decode the Node from kubelet-syncd"))
-        .ok()
+        .ok()?;
+    if state.api_node_without_images
+        && let Some(known) = known
+    {
+        let images = known.status.as_ref().and_then(|status| status.images.clone());
+        node.status.get_or_insert_default().images = images;
+    }
+    Some(node)
 }
 
 /// The newer of two copies. Resource versions grow; where they cannot be compared the watch's copy is taken.
@@ -415,8 +423,32 @@ mod tests {
     #[test]
     fn the_watchs_copy_is_read_or_ignored() {
         let state = |json: &str| NodeState { api_node_json: json.as_bytes().to_vec(), ..NodeState::default() };
-        assert_eq!(seen_by_watch(&state("")), None);
-        assert_eq!(seen_by_watch(&state("{")), None);
-        assert!(seen_by_watch(&state(r#"{"metadata":{"name":"n"}}"#)).is_some());
+        assert_eq!(seen_by_watch(&state(""), None), None);
+        assert_eq!(seen_by_watch(&state("{"), None), None);
+        assert!(seen_by_watch(&state(r#"{"metadata":{"name":"n"}}"#), None).is_some());
+    }
+
+    /// Somebody has written another label, and the copy of that has no room for images.
+    #[test]
+    fn images_that_were_left_out_are_those_of_the_last_answer() {
+        let known: Node = serde_json::from_value(json!({"metadata": {"name": "n", "resourceVersion": "9"},
+            "status": {"images": [{"names": ["i"], "sizeBytes": 1}]}}))
+        .unwrap();
+        let mut written = known.clone();
+        written.metadata.resource_version = Some("10".to_owned());
+        written.metadata.labels = Some([("a".to_owned(), "b".to_owned())].into());
+        let without = Node { status: None, ..written.clone() };
+        let mut state = NodeState {
+            api_node_json: serde_json::to_vec(&without).unwrap(),
+            api_node_without_images: true,
+            ..NodeState::default()
+        };
+        let seen = seen_by_watch(&state, Some(&known));
+        let current = newer(Some(known.clone()), seen).unwrap();
+        assert_eq!(current, written);
+        assert_eq!(status::change(&current, &written), Change::Nothing);
+        assert_eq!(seen_by_watch(&state, None), None, "the server is asked");
+        state.api_node_without_images = false;
+        assert_eq!(seen_by_watch(&state, Some(&known)), Some(without), "it has none");
     }
 }

@@ -132,10 +132,12 @@ impl NodeView {
     pub fn set_sync_loop(self: &Arc<Self>, node: Arc<NodeContext>, sources: Arc<Sources>) {
         self.follow(node.volume_manager.in_use());
         node.container_manager.shown().into_iter().for_each(|shown| self.follow(shown));
-        let mut parts = self.parts();
-        parts.node = Some(node);
-        parts.sources = Some(sources);
-        drop(parts);
+        self.parts().node = Some(node);
+        self.set_sources(sources);
+    }
+
+    pub(super) fn set_sources(&self, sources: Arc<Sources>) {
+        self.parts().sources = Some(sources);
         self.touch();
     }
 
@@ -150,6 +152,14 @@ impl NodeView {
     /// Where pods come from, once that has begun.
     pub fn sources(&self) -> Option<Arc<Sources>> {
         self.parts().sources.clone()
+    }
+
+    /// The same, where they begin within that time.
+    pub async fn sources_within(&self, patience: Duration) -> Option<Arc<Sources>> {
+        let mut changed = self.changed.subscribe();
+        let begun = changed.wait_for(|_| self.parts().sources.is_some());
+        let _ = tokio::time::timeout(patience, begun).await;
+        self.sources()
     }
 
     /// Who has what for himself, once that is known.
@@ -189,12 +199,14 @@ impl NodeView {
         }
         let images = first.images.borrow();
         let room = BULK_MAX.saturating_sub(images.iter().map(image_bytes).sum());
-        let api_node_json = parts.api.as_ref().map(|api| node_json(&api.node.borrow(), room)).unwrap_or_default();
+        let (api_node_json, api_node_without_images) =
+            parts.api.as_ref().map(|api| node_json(&api.node.borrow(), room)).unwrap_or_default();
         api::NodeState {
             capacity: texts(&resources.capacity).into_iter().collect(),
             allocatable: texts(&resources.allocatable).into_iter().collect(),
             images: fitting(&images, BULK_MAX - api_node_json.len()),
             api_node_json,
+            api_node_without_images,
             ..state
         }
     }
@@ -296,13 +308,13 @@ fn fitting(images: &[api::NodeImage], room: usize) -> Vec<api::NodeImage> {
 }
 
 /// A Node that leaves no room for all images (`room`: what they leave), or does not fit, is told without its own list of them; one that
-/// does not fit even so, not at all: who writes it then asks the server.
-fn node_json(seen: &NodeSeen, room: usize) -> Vec<u8> {
+/// does not fit even so, not at all: who writes it then asks the server. Says whether images were left out.
+fn node_json(seen: &NodeSeen, room: usize) -> (Vec<u8>, bool) {
     if seen.json.len() <= room.min(NODE_JSON_MAX) {
-        return seen.json.to_vec();
+        return (seen.json.to_vec(), false);
     }
     let smaller = seen.node.as_ref().and_then(|node| serde_json::to_vec(&**node).ok());
-    smaller.filter(|json| json.len() <= NODE_JSON_MAX).unwrap_or_default()
+    smaller.filter(|json| json.len() <= NODE_JSON_MAX).map(|json| (json, true)).unwrap_or_default()
 }
 
 fn handler(handler: Handler) -> api::RuntimeHandler {
@@ -439,12 +451,18 @@ mod tests {
             let json: Arc<[u8]> = serde_json::to_vec(&whole).unwrap().into();
             let mut node: k8s_openapi::api::core::v1::Node = serde_json::from_value(whole).unwrap();
             node.status.as_mut().unwrap().images = None;
-            node_json(&NodeSeen { synced: true, node: Some(Arc::new(node)), json }, room).len()
+            node_json(&NodeSeen { synced: true, node: Some(Arc::new(node)), json }, room)
         };
-        assert!((5000..10_000).contains(&node(50, 10, BULK_MAX)), "all of it");
-        assert!((10..200).contains(&node(2000, 10, BULK_MAX)), "without images");
-        assert!((10..200).contains(&node(50, 10, 4 << 10)), "without images, where these take the room");
-        assert_eq!(node(10, 200 << 10, BULK_MAX), 0);
+        for (images, annotation, room, length, without_images) in [
+            (50, 10, BULK_MAX, 5000..10_000, false),
+            (2000, 10, BULK_MAX, 10..200, true),
+            // Ours take the room.
+            (50, 10, 4 << 10, 10..200, true),
+            (10, 200 << 10, BULK_MAX, 0..1, false),
+        ] {
+            let (json, without) = node(images, annotation, room);
+            assert!(length.contains(&json.len()) && without == without_images, "{images} {annotation} {room}");
+        }
     }
 
     #[test]
