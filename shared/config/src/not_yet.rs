@@ -33,6 +33,7 @@ const GATES: &[&str] = &[
     "AllowParsingUserUIDFromCertAuth",
     "CPUManagerPolicyAlphaOptions",
     "CPUManagerPolicyBetaOptions",
+    "CRIListStreaming",
     "CSIVolumeHealth",
     "ClusterTrustBundle",
     "ClusterTrustBundleProjection",
@@ -147,10 +148,15 @@ mod tests {
         let mut config = flag_defaults();
         config.feature_gates.insert("AllAlpha".into(), true);
         let named = named(&KubeletFlags::default(), &config);
-        for idle in ["CRIListStreaming", "EventedPLEG"] {
-            assert!(named.contains(&format!("featureGates[{idle}] by its stage")), "{idle}: {named:?}");
-        }
-        for other in ["MemoryQoS", "ContainerStopSignals", "StorageVersionAPI", "AllAlpha", "ContextualLogging"] {
+        assert!(named.contains(&"featureGates[EventedPLEG] by its stage".to_owned()), "{named:?}");
+        for other in [
+            "CRIListStreaming",
+            "MemoryQoS",
+            "ContainerStopSignals",
+            "StorageVersionAPI",
+            "AllAlpha",
+            "ContextualLogging",
+        ] {
             assert!(!named.iter().any(|name| name.contains(&format!("[{other}]"))), "{other}: {named:?}");
         }
         // A gate of the stage that is set back.

@@ -4,11 +4,13 @@ use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bulkhead_types::FAR;
 use hyper_util::rt::TokioIo;
+use prost::Message;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status};
@@ -27,6 +29,9 @@ use crate::v1::runtime_service_client::RuntimeServiceClient;
 /// The largest answer taken. A list of some thousand containers stays below it; gRPC's own default of 4 MiB does not
 /// (upstream `cri-client/pkg/utils.go`).
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
+
+/// The largest list taken of all parts of a stream together. Upstream takes any.
+pub const STREAMED_BYTES_MAX: usize = 64 << 20;
 
 /// Flow-control windows. hyper's defaults hold up to 2 MiB a stream in memory for a throughput that a Unix socket has
 /// anyway; the connection's window is larger so that one slow stream cannot stop the others.
@@ -121,7 +126,27 @@ pub struct CriClient {
     pub(crate) tasks: TasksClient<Channel>,
     pub(crate) deadlines: CriDeadlines,
     in_flight: InFlight,
+    runtime_streams: Streams,
+    image_streams: Streams,
     observer: Option<Arc<dyn CallObserver>>,
+}
+
+/// Whether lists of one service are asked for in parts. Clones share it.
+#[derive(Debug, Clone, Default)]
+struct Streams(Arc<AtomicBool>);
+
+impl Streams {
+    fn on() -> Self {
+        Streams(Arc::new(AtomicBool::new(true)))
+    }
+
+    fn are_on(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn give_up(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
 }
 
 impl std::fmt::Debug for CriClient {
@@ -155,8 +180,18 @@ impl CriClient {
             images: ImageServiceClient::new(images).max_decoding_message_size(MESSAGE_BYTES_MAX),
             deadlines,
             in_flight: InFlight::new(),
+            runtime_streams: Streams::default(),
+            image_streams: Streams::default(),
             observer: None,
         }
+    }
+
+    /// The same client, whose lists come in parts (feature gate CRIListStreaming) from each of the two services until it says
+    /// that it does not know such a call: from then on they come in one message for the client's lifetime, as upstream.
+    #[must_use]
+    pub fn with_streamed_lists(mut self) -> Self {
+        (self.runtime_streams, self.image_streams) = (Streams::on(), Streams::on());
+        self
     }
 
     /// The same client, with its calls told to an observer.
@@ -216,13 +251,9 @@ async fn bounded<Q, R>(
     outcome.map(Response::into_inner).map_err(|status| CriError::from_status(method, &status))
 }
 
-/// The span of a call that is part of somebody's trace; what is asked without one (relists) begins none. `service` and
-/// `method` make the name that gRPC's own instrumentation gives.
-fn call_span(service: &str, method: &str) -> Span {
-    if bulkhead_trace::current().is_none() {
-        return Span::none();
-    }
-    let mut name = format!("runtime.v1.{service}/");
+/// The name of a method in the protocol.
+fn rpc_name(method: &str) -> String {
+    let mut name = String::new();
     let mut starts_word = true;
     for c in method.chars() {
         match c {
@@ -234,6 +265,16 @@ fn call_span(service: &str, method: &str) -> Span {
             c => name.push(c),
         }
     }
+    name
+}
+
+/// The span of a call that is part of somebody's trace; what is asked without one (relists) begins none. `service` and
+/// `method` make the name that gRPC's own instrumentation gives.
+fn call_span(service: &str, method: &str) -> Span {
+    if bulkhead_trace::current().is_none() {
+        return Span::none();
+    }
+    let name = format!("runtime.v1.{service}/{}", rpc_name(method));
     tracing::info_span!(
         target: bulkhead_trace::TARGET,
         "call",
@@ -242,6 +283,28 @@ fn call_span(service: &str, method: &str) -> Span {
         rpc.system = "grpc",
         error = Empty,
     )
+}
+
+/// Makes the call in its span.
+async fn traced<R>(
+    service: &str,
+    method: &str,
+    call: impl Future<Output = Result<R, CriError>>,
+) -> Result<R, CriError> {
+    let span = call_span(service, method);
+    let result = call.instrument(span.clone()).await;
+    if let Err(error) = &result {
+        span.record("error", tracing::field::display(error));
+    }
+    result
+}
+
+impl CriClient {
+    fn tell<R>(&self, method: &'static str, started: Instant, result: &Result<R, CriError>) {
+        if let Some(observer) = &self.observer {
+            observer.call_ended(operation(method), started.elapsed(), result.as_ref().err());
+        }
+    }
 }
 
 macro_rules! calls {
@@ -254,19 +317,70 @@ macro_rules! calls {
                 let _in_flight = self.in_flight.begin(stringify!($name)).await;
                 let mut client = self.$client.clone();
                 let started = Instant::now();
-                let span = call_span($service, stringify!($name));
                 let call = bounded(stringify!($name), deadline, request, async |request| client.$name(request).await);
-                let result = call.instrument(span.clone()).await;
-                if let Err(error) = &result {
-                    span.record("error", tracing::field::display(error));
-                }
-                if let Some(observer) = &self.observer {
-                    observer.call_ended(operation(stringify!($name)), started.elapsed(), result.as_ref().err());
-                }
+                let result = traced($service, stringify!($name), call).await;
+                self.tell(stringify!($name), started, &result);
                 result
             }
         )*}
     };
+}
+
+/// Lists, each with the call that gives it in parts and the field of the parts. A list has one deadline, whichever way it comes
+/// (upstream `cri-client/pkg/remote_runtime.go` and `remote_image.go`).
+macro_rules! lists {
+    ($client:ident of $service:literal, $streams:ident:
+     $($name:ident($request:ident) -> $response:ident.$items:ident, $stream:ident($parts_request:ident).$parts:ident;)*) => {
+        impl CriClient {$(
+            pub async fn $name(&self, request: v1::$request) -> Result<v1::$response, CriError> {
+                let (started, deadline) = (Instant::now(), self.deadlines.request);
+                let list = async {
+                    let mut client = self.$client.clone();
+                    if self.$streams.are_on() {
+                        let mut list = v1::$response::default();
+                        let asked = v1::$parts_request { filter: request.filter.clone() };
+                        let call = bounded(stringify!($stream), Some(deadline), asked, async |asked| {
+                            let (mut parts, mut bytes) = (client.$stream(asked).await?.into_inner(), 0);
+                            while let Some(part) = parts.message().await? {
+                                bytes += part.encoded_len();
+                                if bytes > STREAMED_BYTES_MAX {
+                                    return Err(too_large());
+                                }
+                                list.$items.extend(part.$parts);
+                            }
+                            Ok(Response::new(()))
+                        });
+                        match traced($service, stringify!($stream), call).await {
+                            Ok(()) => return Ok(list),
+                            Err(error) if error.is_unimplemented() => {
+                                let (stream, name) = (rpc_name(stringify!($stream)), rpc_name(stringify!($name)));
+                                tracing::info!("{stream} not implemented, falling back to {name}");
+                                self.$streams.give_up();
+                            }
+                            Err(error) => {
+                                // That the runtime is away is told by those who follow it.
+                                if !error.is_unavailable() {
+                                    let (stream, received) = (rpc_name(stringify!($stream)), list.$items.len());
+                                    tracing::error!(%error, itemsReceived = received, "{stream} recv failed");
+                                }
+                                return Err(error);
+                            }
+                        }
+                    }
+                    let left = Some(deadline.saturating_sub(started.elapsed()));
+                    let call = bounded(stringify!($name), left, request, async |request| client.$name(request).await);
+                    traced($service, stringify!($name), call).await
+                };
+                let result = list.await;
+                self.tell(stringify!($name), started, &result);
+                result
+            }
+        )*}
+    };
+}
+
+fn too_large() -> Status {
+    Status::resource_exhausted(format!("streamed list larger than max ({STREAMED_BYTES_MAX} bytes)"))
 }
 
 /// Upstream's names in metrics, where they are not the method's.
@@ -300,7 +414,6 @@ calls! { runtime of "RuntimeService":
     stop_pod_sandbox(StopPodSandboxRequest) -> StopPodSandboxResponse, |d, _| Some(d);
     remove_pod_sandbox(RemovePodSandboxRequest) -> RemovePodSandboxResponse, |d, _| Some(d);
     pod_sandbox_status(PodSandboxStatusRequest) -> PodSandboxStatusResponse, |d, _| Some(d);
-    list_pod_sandbox(ListPodSandboxRequest) -> ListPodSandboxResponse, |d, _| Some(d);
     update_pod_sandbox_resources(UpdatePodSandboxResourcesRequest) -> UpdatePodSandboxResourcesResponse, |d, _| Some(d);
     create_container(CreateContainerRequest) -> CreateContainerResponse, |d, _| Some(d);
     start_container(StartContainerRequest) -> StartContainerResponse, |d, _| Some(d);
@@ -308,7 +421,6 @@ calls! { runtime of "RuntimeService":
     stop_container(StopContainerRequest) -> StopContainerResponse, |d, r| Some(d.saturating_add(seconds(r.timeout)));
     remove_container(RemoveContainerRequest) -> RemoveContainerResponse, |d, _| Some(d);
     container_status(ContainerStatusRequest) -> ContainerStatusResponse, |d, _| Some(d);
-    list_containers(ListContainersRequest) -> ListContainersResponse, |d, _| Some(d);
     update_container_resources(UpdateContainerResourcesRequest) -> UpdateContainerResourcesResponse, |d, _| Some(d);
     reopen_container_log(ReopenContainerLogRequest) -> ReopenContainerLogResponse, |d, _| Some(d);
     /// The request's own time where it is longer than the usual deadline, as upstream.
@@ -318,9 +430,18 @@ calls! { runtime of "RuntimeService":
     attach(AttachRequest) -> AttachResponse, |d, _| Some(d);
     port_forward(PortForwardRequest) -> PortForwardResponse, |d, _| Some(d);
     container_stats(ContainerStatsRequest) -> ContainerStatsResponse, |d, _| Some(d);
-    list_container_stats(ListContainerStatsRequest) -> ListContainerStatsResponse, |d, _| Some(d);
     pod_sandbox_stats(PodSandboxStatsRequest) -> PodSandboxStatsResponse, |d, _| Some(d);
-    list_pod_sandbox_stats(ListPodSandboxStatsRequest) -> ListPodSandboxStatsResponse, |d, _| Some(d);
+}
+
+lists! { runtime of "RuntimeService", runtime_streams:
+    list_pod_sandbox(ListPodSandboxRequest) -> ListPodSandboxResponse.items,
+        stream_pod_sandboxes(StreamPodSandboxesRequest).pod_sandboxes;
+    list_containers(ListContainersRequest) -> ListContainersResponse.containers,
+        stream_containers(StreamContainersRequest).containers;
+    list_container_stats(ListContainerStatsRequest) -> ListContainerStatsResponse.stats,
+        stream_container_stats(StreamContainerStatsRequest).container_stats;
+    list_pod_sandbox_stats(ListPodSandboxStatsRequest) -> ListPodSandboxStatsResponse.stats,
+        stream_pod_sandbox_stats(StreamPodSandboxStatsRequest).pod_sandbox_stats;
 }
 
 impl CriClient {
@@ -351,11 +472,7 @@ impl CriClient {
         let usual = self.deadlines.request;
         let deadline = (request.timeout != 0).then(|| usual.saturating_add(seconds(request.timeout)));
         let started = Instant::now();
-        let span = call_span("RuntimeService", "exec_sync");
-        let result = bounded("exec_sync", deadline, request, call).instrument(span.clone()).await;
-        if let Err(error) = &result {
-            span.record("error", tracing::field::display(error));
-        }
+        let result = traced("RuntimeService", "exec_sync", bounded("exec_sync", deadline, request, call)).await;
         if let Some(observer) = &self.observer {
             let failed = match &result {
                 Ok(done) => exited(done.exit_code),
@@ -375,12 +492,15 @@ fn exited(code: i32) -> Option<CriError> {
 }
 
 calls! { images of "ImageService":
-    list_images(ListImagesRequest) -> ListImagesResponse, |d, _| Some(d);
     image_status(ImageStatusRequest) -> ImageStatusResponse, |d, _| Some(d);
     /// No deadline: a large image over a slow line is not an error. Dropping the future cancels the pull.
     pull_image(PullImageRequest) -> PullImageResponse, |_, _| None;
     remove_image(RemoveImageRequest) -> RemoveImageResponse, |d, _| Some(d);
     image_fs_info(ImageFsInfoRequest) -> ImageFsInfoResponse, |d, _| Some(d);
+}
+
+lists! { images of "ImageService", image_streams:
+    list_images(ListImagesRequest) -> ListImagesResponse.images, stream_images(StreamImagesRequest).images;
 }
 
 #[cfg(test)]

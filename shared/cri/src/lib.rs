@@ -11,7 +11,10 @@ mod in_flight;
 mod redact;
 mod tasks;
 
-pub use client::{CallObserver, ConnectFuture, Connector, CriClient, CriDeadlines, DirectConnector, MESSAGE_BYTES_MAX};
+pub use client::{
+    CallObserver, ConnectFuture, Connector, CriClient, CriDeadlines, DirectConnector, MESSAGE_BYTES_MAX,
+    STREAMED_BYTES_MAX,
+};
 pub use error::{CriError, go_name};
 pub use events::{EventStream, ExecEnd, ExecEndStream, RuntimeEvent, RuntimeEventKind};
 pub use first_output::OUTPUT_BYTES_MAX;

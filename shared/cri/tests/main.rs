@@ -3,4 +3,5 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests are no tests to the lint")]
 
 mod client;
+mod streamed_lists;
 mod wire;

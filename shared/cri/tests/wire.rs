@@ -183,6 +183,31 @@ fn statuses_and_what_is_new_in_them() {
     );
 }
 
+/// One request and one part of each list that is streamed: the filter and the items are field 1.
+#[test]
+fn streamed_lists() {
+    check(
+        v1::StreamContainersRequest {
+            filter: Some(v1::ContainerFilter { id: "c".into(), pod_sandbox_id: "s".into(), ..Default::default() }),
+        },
+        field(1, &[field(1, b"c"), field(3, b"s")].concat()),
+    );
+    let part = field(1, &field(1, b"x"));
+    let sandbox = v1::PodSandbox { id: "x".into(), ..Default::default() };
+    check(v1::StreamPodSandboxesResponse { pod_sandboxes: vec![sandbox] }, part.clone());
+    let container = v1::Container { id: "x".into(), ..Default::default() };
+    check(v1::StreamContainersResponse { containers: vec![container] }, part.clone());
+    let image = v1::Image { id: "x".into(), ..Default::default() };
+    check(v1::StreamImagesResponse { images: vec![image] }, part);
+    let part = field(1, &field(1, &field(1, b"x")));
+    let attributes = v1::ContainerAttributes { id: "x".into(), ..Default::default() };
+    let stats = v1::ContainerStats { attributes: Some(attributes), ..Default::default() };
+    check(v1::StreamContainerStatsResponse { container_stats: vec![stats] }, part.clone());
+    let attributes = v1::PodSandboxAttributes { id: "x".into(), ..Default::default() };
+    let stats = v1::PodSandboxStats { attributes: Some(attributes), ..Default::default() };
+    check(v1::StreamPodSandboxStatsResponse { pod_sandbox_stats: vec![stats] }, part);
+}
+
 #[test]
 fn fields_of_a_newer_runtime_are_passed_over() {
     let bytes = [field(1, b"sandbox"), number(77, 1), field(78, b"new")].concat();

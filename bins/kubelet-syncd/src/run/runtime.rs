@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bulkhead_config::NodeConfig;
+use bulkhead_config::{Feature, NodeConfig};
 use bulkhead_cri::{ConnectFuture, Connector, CriClient, CriDeadlines, v1};
 use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::volnetd::RuntimeSocket;
@@ -31,11 +31,12 @@ pub fn runtime_client(broker: &BrokerClient, config: &NodeConfig) -> CriClient {
         })
     };
     let deadlines = CriDeadlines { request: config.runtime_request_timeout() };
-    if config.image_socket == config.runtime_socket {
+    let client = if config.image_socket == config.runtime_socket {
         CriClient::new(connector(false), deadlines)
     } else {
         CriClient::with_image_service(connector(false), connector(true), deadlines)
-    }
+    };
+    if config.feature_gates().enabled(Feature::CRIListStreaming) { client.with_streamed_lists() } else { client }
 }
 
 /// The cgroup driver that the runtime is set up for. Empty where it does not tell (containerd before 2.0): then the

@@ -170,7 +170,10 @@ impl Followers {
         let removed = Arc::new(Notify::new());
         let (client, seen) = (cri.clone(), health.clone());
         tokio::spawn(image_list::follow(client, seen, ring, removed.clone(), max_images, images_sender));
-        let (pleg, pleg_task) = Pleg::new(cri.clone(), PlegOptions::default(), &daemon.registry)?;
+        let streamed = config.feature_gates().enabled(Feature::CRIListStreaming);
+        let options = PlegOptions::default();
+        let options = if streamed { options.with_streamed_lists() } else { options };
+        let (pleg, pleg_task) = Pleg::new(cri.clone(), options, &daemon.registry)?;
         tokio::spawn(pleg_task.with_heartbeat(daemon.progress.register("pleg", LOOP_BOUND)).run());
         let pleg_events = pleg.subscribe();
         let (told_image, sandbox_image) = watch::channel(String::new());
