@@ -91,8 +91,11 @@ pub struct NodeConfig {
     pub paths: InstancePaths,
     /// What only flags can say.
     pub flags: KubeletFlags,
-    /// Defaulted and validated.
+    /// Defaulted and validated; `reservedSystemCPUs` has taken the place of the CPUs in both reservations.
     pub kubelet: KubeletConfiguration,
+    /// The operator wrote no `systemReserved`: all that is in it comes of `reservedSystemCPUs`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub system_reserved_implied: bool,
     /// `clusterDNS` without what is no address.
     pub cluster_dns: Vec<IpAddr>,
     /// Parent of the pods' cgroup tree, `/` when not configured.
@@ -244,10 +247,12 @@ impl NodeConfig {
         };
         let not_yet = crate::not_yet::named(&flags, &kubelet);
         // Explicit CPUs replace both reservations of CPU (upstream `cmd/kubelet/app/server.go`).
+        let mut system_reserved_implied = false;
         if let Ok(cpus) = CpuSet::parse(&kubelet.reserved_system_cpus)
             && !cpus.is_empty()
         {
             kubelet.kube_reserved.remove("cpu");
+            system_reserved_implied = kubelet.system_reserved.is_empty();
             kubelet.system_reserved.insert("cpu".to_owned(), cpus.len().to_string());
         }
         let node = NodeConfig {
@@ -259,6 +264,7 @@ impl NodeConfig {
             paths,
             flags,
             kubelet,
+            system_reserved_implied,
             cluster_dns,
             cgroup_root,
             runtime_socket,
@@ -300,6 +306,7 @@ impl NodeConfig {
             },
             flags: KubeletFlags { root_dir: root.join("root"), ..KubeletFlags::default() },
             kubelet,
+            system_reserved_implied: false,
             cluster_dns: Vec::new(),
             cgroup_root: "/".to_owned(),
             runtime_socket: root.join("containerd.sock"),
@@ -570,6 +577,7 @@ mod tests {
         .unwrap();
         assert!(node.kube_reserved().is_empty());
         assert_eq!(node.system_reserved()["cpu"].value(), 3);
+        assert!(node.system_reserved_implied);
         assert!(make(|flags, _| flags.hostname_override = "under_score".into()).is_err());
         for blank in [" ", "\t \n"] {
             let error = make(|flags, _| flags.hostname_override = blank.into()).unwrap_err();

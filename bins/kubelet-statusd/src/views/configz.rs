@@ -7,10 +7,16 @@ use super::go_json;
 
 /// The configuration with what the kubelet has found out since: `driver`, the cgroup driver that the runtime told (empty: none), and
 /// where its own serving pair lies (upstream `cmd/kubelet/app/server.go`, getCgroupDriverFromCRI and InitializeTLS).
+///
+/// Upstream's shares its maps with the configuration that is worked with: CPUs of `reservedSystemCPUs` show in a `systemReserved` that
+/// was configured, and one that upstream makes for them alone is never shown (same file, initConfigz before getReservedCPUs).
 pub fn in_force(config: &NodeConfig, driver: &str) -> KubeletConfiguration {
     let mut shown = config.kubelet.clone();
     if !driver.is_empty() {
         driver.clone_into(&mut shown.cgroup_driver);
+    }
+    if config.system_reserved_implied {
+        shown.system_reserved.clear();
     }
     let pair = config.serving_pair();
     if pair.own {
@@ -63,6 +69,28 @@ mod tests {
         asking.kubelet.server_tls_bootstrap = true;
         asking.flags.kubeconfig = "/k".into();
         assert_eq!(shown(&asking, "")[1..], ["", ""], "it asks for one");
+    }
+
+    #[test]
+    fn reserved_cpus_show_where_something_was_reserved() {
+        for (system, kube, expected) in [
+            ("{}", "{}", ""),
+            ("{}", r#"{"cpu":"1","memory":"1Gi"}"#, r#","kubeReserved":{"memory":"1Gi"}"#),
+            (r#"{"memory":"1Gi"}"#, r#"{"cpu":"1"}"#, r#","systemReserved":{"cpu":"3","memory":"1Gi"}"#),
+            (r#"{"cpu":"1"}"#, "{}", r#","systemReserved":{"cpu":"3"}"#),
+        ] {
+            let mut kubelet = NodeConfig::for_tests(std::path::Path::new("/t")).kubelet;
+            kubelet.reserved_system_cpus = "0,2-3".to_owned();
+            kubelet.system_reserved = serde_json::from_str(system).unwrap();
+            kubelet.kube_reserved = serde_json::from_str(kube).unwrap();
+            let users = bulkhead_config::Users::block(60706);
+            let identity = bulkhead_config::Identity { hostname: "a".into(), version: "v1".into(), users };
+            let config = NodeConfig::new(bulkhead_config::KubeletFlags::default(), kubelet, identity).unwrap().0;
+            let shown = document(&in_force(&config, "")).unwrap();
+            let begin = shown.find(r#","systemReserved""#).or_else(|| shown.find(r#","kubeReserved""#));
+            let end = shown.find(r#","reservedSystemCPUs""#).unwrap();
+            assert_eq!(begin.map_or("", |begin| &shown[begin..end]), expected, "{system} {kube}");
+        }
     }
 
     #[test]
