@@ -13,15 +13,19 @@ use bulkhead_ipc::evictiond::{
     summary_part::Part,
 };
 use bulkhead_ipc::syncd::node_client::NodeClient;
-use bulkhead_ipc::syncd::{GetNodeRequest, NodeState};
+use bulkhead_ipc::syncd::{GetNodeRequest, NodeState, WatchNodeRequest};
 use bulkhead_ipc::{MAX_MESSAGE_BYTES, MAX_POD_BYTES};
 use bulkhead_types::Process;
 use parking_lot::Mutex;
+use tokio::sync::OnceCell;
 
 use crate::health::Presence;
 
 /// For metrics: a slow process costs its own series.
 const METRICS_DEADLINE: Duration = Duration::from_secs(1);
+/// So long after this process's begin a scrape waits for the processes that begin with it. Upstream's kubelet serves no metrics before
+/// it has asked the runtime what it is.
+const START: Duration = Duration::from_secs(5);
 /// A process's metrics as text: a pod with three probes in each of three containers has 26 KiB of series.
 const METRICS_BYTES: usize = 16 << 20;
 /// For the health check: longer, because the node counts as unwell when it passes.
@@ -82,12 +86,34 @@ pub struct Peers {
     syncd: Peer,
     volnetd: Peer,
     evictiond: Peer,
+    /// Of this process, as far as its peers are concerned.
+    began: tokio::time::Instant,
+    /// Set once all have begun.
+    begun: OnceCell<()>,
 }
 
 impl Peers {
     /// Must be called within a tokio runtime.
     pub fn new(syncd: Link, volnetd: Link, evictiond: Link) -> Self {
-        Peers { syncd: Peer::new(syncd), volnetd: Peer::new(volnetd), evictiond: Peer::new(evictiond) }
+        Peers {
+            syncd: Peer::new(syncd),
+            volnetd: Peer::new(volnetd),
+            evictiond: Peer::new(evictiond),
+            began: tokio::time::Instant::now(),
+            begun: OnceCell::new(),
+        }
+    }
+
+    /// Waits until each process answers and kubelet-syncd knows its runtime, but only at the start of all of them: no longer than 5 s
+    /// after this process began, and never again afterwards.
+    pub async fn begun(&self) {
+        let end = self.began + START;
+        if !self.begun.initialized() && tokio::time::Instant::now() < end {
+            let all = async {
+                tokio::join!(answers(&self.volnetd), answers(&self.evictiond), runtime_is_known(&self.syncd));
+            };
+            let _ = tokio::time::timeout_at(end, self.begun.get_or_init(|| all)).await;
+        }
     }
 
     fn peer(&self, process: Process) -> Option<&Peer> {
@@ -190,6 +216,23 @@ impl Peers {
             Ok((machine, cgroups))
         })
         .await
+    }
+}
+
+async fn answers(peer: &Peer) {
+    let _ = peer.link.watch().wait_for(|state| *state != PeerState::Unknown).await;
+}
+
+/// kubelet-syncd begins its sources of pods when the runtime has answered. What it says of neither is not waited for.
+async fn runtime_is_known(syncd: &Peer) {
+    syncd.link.ready().await;
+    let mut client = NodeClient::new(syncd.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+    let Ok(states) = client.watch(CallContext::new().streaming_request(WatchNodeRequest {})).await else { return };
+    let mut states = states.into_inner();
+    while let Ok(Some(state)) = states.message().await {
+        if !state.sources.is_empty() {
+            return;
+        }
     }
 }
 

@@ -26,13 +26,14 @@ use bulkhead_ipc::server::{self, Services, ServingStatus};
 use bulkhead_ipc::statusd::GetStatusRequest;
 use bulkhead_ipc::statusd::status_server::Status as _;
 use bulkhead_ipc::syncd::node_server::{Node, NodeServer};
-use bulkhead_ipc::syncd::{GetNodeRequest, NodeState};
+use bulkhead_ipc::syncd::{GetNodeRequest, NodeState, SourceState};
 use bulkhead_types::Process;
 use kubelet_statusd::scrape::exposition::{self, Family};
 use kubelet_statusd::{HealthChecks, Limits, Listeners, Parts, Peers, Router, StatusService, Surface, serve_http};
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
@@ -43,6 +44,8 @@ struct Script {
     sync_loop_age: Mutex<f64>,
     device_registration_error: Mutex<String>,
     silent: AtomicBool,
+    /// What a watcher of the node is told; none: it is refused.
+    node_states: Mutex<Option<mpsc::Receiver<Result<NodeState, Status>>>>,
 }
 
 #[derive(Clone)]
@@ -83,13 +86,16 @@ impl Node for Fake {
         }))
     }
 
-    type WatchStream = tokio_stream::Empty<Result<NodeState, Status>>;
+    type WatchStream = ReceiverStream<Result<NodeState, Status>>;
 
     async fn watch(
         &self,
         _: Request<bulkhead_ipc::syncd::WatchNodeRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        Err(Status::unimplemented("not needed"))
+        let states = self.0.node_states.lock().take();
+        states
+            .map(|states| Response::new(ReceiverStream::new(states)))
+            .ok_or_else(|| Status::unimplemented("not needed"))
     }
 }
 
@@ -120,6 +126,7 @@ impl Stats for Fake {
 
 const RULES: &[MethodRule] = &[
     MethodRule { method: "/kubelet.syncd.v1.Node/Get", peers: &[Role::Operator] },
+    MethodRule { method: "/kubelet.syncd.v1.Node/Watch", peers: &[Role::Operator] },
     MethodRule { method: "/kubelet.evictiond.v1.Stats/Summary", peers: &[Role::Operator] },
     MethodRule { method: "/kubelet.evictiond.v1.Stats/Cgroups", peers: &[Role::Operator] },
 ];
@@ -329,6 +336,56 @@ async fn metrics_are_one_valid_text_whatever_the_processes_say() {
     for (process, up) in [("kubelet-syncd", 0.0), ("kubelet-volnetd", 0.0), ("kubelet-evictiond", 1.0)] {
         assert_eq!(value(&families, "bulkhead_process_up", Some(process)), Some(up), "{process}");
     }
+}
+
+/// A scraper that comes with the start of all processes gets what kubelet-syncd counts, once that knows its runtime.
+#[tokio::test]
+async fn a_scrape_at_the_start_waits_for_syncd() {
+    let lab = lab().await;
+    let (told, states) = mpsc::channel(1);
+    *lab.syncd.script.node_states.lock() = Some(states);
+    let address = lab.read_only;
+    let scrape = tokio::spawn(async move { get(address, "/metrics").await });
+    // There is room for the next one when it has taken that the sources have not begun.
+    let sources = vec![SourceState::default()];
+    for state in [NodeState::default(), NodeState::default(), NodeState { sources, ..NodeState::default() }] {
+        *lab.syncd.script.metrics.lock() = format!("# TYPE kubelet_x gauge\nkubelet_x {}\n", state.sources.len());
+        told.send(Ok(state)).await.unwrap();
+    }
+    let families = exposition::parse(&scrape.await.unwrap().1).unwrap();
+    assert_eq!(value(&families, "kubelet_x", None), Some(1.0));
+    // The stream stands, and nobody listens to it any more.
+    told.closed().await;
+    assert_eq!(get(address, "/metrics").await.0, 200);
+}
+
+/// A process that has not answered yet is waited for too; one that never does, for a while.
+#[tokio::test]
+async fn processes_that_have_not_begun_are_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let link = |process: Process| Link::open("kubelet-statusd", process, &dir.path().join(process.name()));
+    let peers = Arc::new(Peers::new(link(Process::Syncd), link(Process::Volnetd), link(Process::Evictiond)));
+    let (waiting, others) = (peers.clone(), [Process::Syncd, Process::Volnetd, Process::Evictiond]);
+    let begun = tokio::spawn(async move {
+        waiting.begun().await;
+        futures_util::future::join_all(others.map(|process| waiting.metrics(process))).await
+    });
+    for process in others {
+        tokio::task::yield_now().await;
+        fake(process, dir.path()).await;
+    }
+    assert_eq!(begun.await.unwrap(), [const { Some(String::new()) }; 3]);
+
+    tokio::time::pause();
+    let peers = Peers::new(
+        link(Process::Syncd),
+        Link::open("kubelet-statusd", Process::Volnetd, &dir.path().join("none")),
+        link(Process::Evictiond),
+    );
+    peers.begun().await;
+    let now = tokio::time::Instant::now();
+    peers.begun().await;
+    assert_eq!(tokio::time::Instant::now(), now, "once");
 }
 
 #[tokio::test]

@@ -85,6 +85,7 @@ impl Scrapes {
 
     /// `/metrics`.
     pub async fn metrics(&self, request: Request<Incoming>) -> Answer {
+        self.peers.begun().await;
         let Some(_slot) = self.slots.one().await else { return busy() };
         let mut sums = self.sums.lock().await;
         let (syncd, volnetd, evictiond) = tokio::join!(
