@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bulkhead_cri::v1;
 use bulkhead_ipc::syncd as api;
@@ -20,13 +21,17 @@ use kubelet_model::pod::spec;
 /// Of the texts in one piece; with the rest of a message it stays below the bound of the socket.
 const PIECE_BYTES: usize = 192 << 10;
 
+/// While this process starts it is waited for the sources: a little less than kubelet-statusd waits for the first pod. Without the
+/// runtime's answer there are none, and no list says which pods are wanted; upstream's kubelet does not start without one.
+const SOURCES_BEGIN: Duration = Duration::from_secs(9);
+
 #[tonic::async_trait]
 impl Views for SyncdApi {
     type ObjectsStream = Answer<api::ObjectPiece>;
 
     async fn objects(&self, _: Request<api::ObjectsRequest>) -> Result<Response<Self::ObjectsStream>, Status> {
-        let sources =
-            self.node.sources().ok_or_else(|| Status::unavailable("the sources of pods have not begun yet"))?;
+        let sources = self.node.sources_within(SOURCES_BEGIN).await;
+        let sources = sources.ok_or_else(|| Status::unavailable("the sources of pods have not begun yet"))?;
         Ok(Response::new(Box::pin(objects(sources.pods(), self.pods.clone()))))
     }
 
@@ -156,8 +161,52 @@ fn running_pods(sandboxes: Vec<v1::PodSandbox>, containers: Vec<v1::Container>) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hub::EventRing;
+    use crate::service::node_view::NodeView;
+    use crate::sources::file::{Change, Content, Listing, StoreError};
+    use crate::sources::uids::Forgetful;
+    use crate::sources::{ManifestStore, Sources, SourcesConfig};
+    use bulkhead_config::NodeConfig;
+    use bulkhead_types::{Epoch, NodeName};
     use futures_util::StreamExt as _;
     use serde_json::json;
+
+    #[derive(Debug)]
+    struct NoManifests;
+
+    impl ManifestStore for NoManifests {
+        async fn list(&mut self) -> Result<Listing, StoreError> {
+            Ok(Listing::Folder { device: 1, entries: Vec::new() })
+        }
+
+        async fn read(&mut self, _: &str) -> Result<Content, StoreError> {
+            Ok(Content::Missing)
+        }
+
+        async fn changed(&mut self) -> Change {
+            std::future::pending().await
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_sources_are_waited_for() {
+        let (config, hub) = (NodeConfig::for_tests(std::path::Path::new("/t")), Arc::new(PodHub::default()));
+        let view = NodeView::new(Arc::new(config), hub.clone());
+        let (epoch, events) = (Epoch::from_random(1), Arc::new(EventRing::new(1)));
+        let service = SyncdApi { epoch, pods: hub, events, node: view.clone(), stop: Default::default() };
+        let late = service.objects(Request::new(api::ObjectsRequest {})).await.err().unwrap();
+        assert_eq!(late.code(), tonic::Code::Unavailable);
+
+        let asked = tokio::spawn(async move { service.objects(Request::new(api::ObjectsRequest {})).await });
+        tokio::task::yield_now().await;
+        assert!(!asked.is_finished());
+        let node = NodeName::parse("n").unwrap();
+        let config = SourcesConfig { node: node.into(), file: None, http: None, api: true, running: Vec::new() };
+        let (sources, _updates) = Sources::start(config, NoManifests, Box::new(Forgetful), Arc::new(|_| {}));
+        view.set_sources(Arc::new(sources));
+        let mut pods = asked.await.unwrap().unwrap().into_inner();
+        assert!(pods.next().await.is_none(), "nothing is wanted yet");
+    }
 
     fn pod(name: &str, source: &str, filler: usize) -> Arc<Pod> {
         let pod = json!({"metadata": {"name": name, "namespace": "d", "uid": name, "annotations": {
