@@ -45,7 +45,8 @@
 //! | `pods` | which pods there are, as kubelet-syncd has them |
 //! | `known_pods` | which of the pods before still count while it starts |
 //! | `runtime_pods` | figures of pods that are the runtime's to tell, in the place of our own |
-//! | `runtime` | what only the runtime knows of disks |
+//! | `runtime` | what only the runtime knows of disks and containers |
+//! | `groupless` | containers without a cgroup, by what the runtime tells |
 //! | `question` | how long a question that takes its time is waited for |
 //! | [`walker`] | what kubelet-walker is asked |
 //! | `persistent` | what persistent volumes hold, as their drivers say |
@@ -70,7 +71,7 @@
 //! | measuring for metrics | that somebody reads them | a sample |
 //! | health of volumes (`persistent`), with gate CSIVolumeHealth | the time of the next question | figures of volumes; kubelet-syncd, who asks the drivers, tells the events |
 //! | the state folder | volnetd's broker | the lock |
-//! | a question to the runtime (`question`), one at a time | a sample that needs it | what the runtime says of disks, of pods |
+//! | a question to the runtime (`question`), one at a time | a sample that needs it | what the runtime says of disks and containers, of pods |
 //! | requests to kubelet-walker ([`walker`]), one task each | a sample that needs them | figures; one that hangs is named |
 //! | the eviction manager ([`eviction::manager`]) | the time of the next reading, readings of file systems (mpsc) | conditions (watch), evictions to kubelet-syncd |
 //! | one for each event of the kernel's ([`signals::sensors`]) | memory use at which a threshold is met (watch), the kernel's word | a reading at once |
@@ -87,6 +88,7 @@ mod detail;
 pub mod disk;
 mod disk_figures;
 pub mod eviction;
+mod groupless;
 pub mod image_gc;
 mod incomplete;
 pub mod kernel;
@@ -116,6 +118,6 @@ pub mod walker;
 pub use metrics::Metrics;
 pub use pods::{NodeWord, Pod, PodContainer, PodSource, PodVolume, SyncdPods, VolumeKind};
 pub use run::run;
-pub use runtime::{RuntimeDisks, RuntimeSource, SyncdRuntime};
+pub use runtime::{ContainerFigures, RuntimeDisks, RuntimeSource, SyncdRuntime};
 pub use runtime_pods::PodFigures;
 pub use sample::{NodePaths, Sample, SampleScope, Sampler};

@@ -2,9 +2,10 @@
 //! time, and goes on when whoever wanted to know has waited long enough, or has gone.
 
 use std::future::Future;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 /// One question, and whether it is being asked.
 #[derive(Debug)]

@@ -16,7 +16,7 @@ struct Reading {
     round: u64,
 }
 
-/// Remembers one reading for each cgroup.
+/// Remembers one reading for each cgroup, or for each container that a runtime tells of.
 #[derive(Debug, Default)]
 pub struct Rates {
     readings: HashMap<Box<str>, Reading>,
@@ -29,9 +29,9 @@ impl Rates {
         self.round += 1;
     }
 
-    /// Takes a reading (`at` in nanoseconds of a monotonic clock, `usage` in CPU nanoseconds) and gives the rate in
-    /// billionths of a core, if there is a base for one. A counter that went back (the cgroup was made anew) starts
-    /// again.
+    /// Takes a reading (`at` in nanoseconds of one clock, `usage` in CPU nanoseconds) and gives the rate in billionths of a core, if
+    /// there is a base for one. A counter that went back (the cgroup was made anew) starts again, as does a clock (a runtime's, which is
+    /// set).
     pub fn observe(&mut self, cgroup: &str, at: u64, usage: u64) -> Option<u64> {
         let round = self.round;
         let Some(reading) = self.readings.get_mut(cgroup) else {
@@ -40,7 +40,7 @@ impl Rates {
         };
         reading.round = round;
         let elapsed = at.saturating_sub(reading.at);
-        if usage < reading.usage || elapsed > LONGEST_NANOSECONDS {
+        if usage < reading.usage || at < reading.at || elapsed > LONGEST_NANOSECONDS {
             *reading = Reading { at, usage, rate: None, round };
         } else if elapsed >= SHORTEST_NANOSECONDS {
             let rate = u128::from(usage - reading.usage) * 1_000_000_000 / u128::from(elapsed);
@@ -81,6 +81,8 @@ mod tests {
         assert_eq!(rates.observe("/a", 13 * SECOND, 1), None, "made anew");
         assert_eq!(rates.observe("/a", 14 * SECOND, 1), Some(0), "idle");
         assert_eq!(rates.observe("/a", 500 * SECOND, 2), None, "too long ago");
+        assert_eq!(rates.observe("/a", 501 * SECOND, 2), Some(0));
+        assert_eq!(rates.observe("/a", 400 * SECOND, 2), None, "the clock was set");
     }
 
     #[test]

@@ -1,6 +1,7 @@
-//! What only the container runtime knows: bytes in writable layers and images; and, where it is to tell them, figures of pods. Asked of kubelet-syncd, which asks the
-//! runtime; the runtime itself measures every ten seconds at best, so an answer is kept for a while. When nobody
-//! answers, the last one stands, with the time at which it was true.
+//! What only the container runtime knows: bytes in writable layers and images; what containers without a cgroup on this machine use;
+//! and, where it is to tell them, figures of pods. Asked of kubelet-syncd, which asks the runtime; the runtime itself measures disks
+//! every ten seconds at best, so an answer is kept for a while. When nobody answers, the last one stands, with the time at which it was
+//! true.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -12,7 +13,10 @@ use bulkhead_ipc::client::Link;
 use bulkhead_ipc::context::CallContext;
 use bulkhead_ipc::syncd::runtime_stats_client::RuntimeStatsClient;
 use bulkhead_ipc::syncd::stats_client::StatsClient;
-use bulkhead_ipc::syncd::{DiskUsage, ImageFsRequest, RuntimePod, RuntimePodsRequest, WritableLayersRequest};
+use bulkhead_ipc::syncd::{
+    DiskUsage, ImageFsRequest, RuntimeCpu, RuntimeIo, RuntimeMemory, RuntimePod, RuntimePodsRequest, RuntimeSwap,
+    WritableLayer, WritableLayersRequest,
+};
 
 use crate::runtime_pods::PodFigures;
 
@@ -24,16 +28,37 @@ const MAX_LAYERS: usize = 100_000;
 /// As many pods.
 const MAX_PODS: usize = 10_000;
 
-/// What it said.
+/// What it says of what a container uses beside disks.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct ContainerFigures {
+    pub cpu: Option<RuntimeCpu>,
+    pub memory: Option<RuntimeMemory>,
+    pub swap: Option<RuntimeSwap>,
+    pub io: Option<RuntimeIo>,
+}
+
+/// What it said of disks, and of containers beside that.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RuntimeDisks {
-    /// By container id.
+    /// By container id, as `figures`.
     pub layers: HashMap<String, DiskUsage>,
+    pub figures: HashMap<String, ContainerFigures>,
     pub images: Option<DiskUsage>,
     pub containers: Option<DiskUsage>,
 }
 
 impl RuntimeDisks {
+    fn take(&mut self, told: WritableLayer) {
+        let WritableLayer { container_id, usage, cpu, memory, swap, io } = told;
+        let figures = ContainerFigures { cpu, memory, swap, io };
+        if figures != ContainerFigures::default() {
+            self.figures.insert(container_id.clone(), figures);
+        }
+        if let Some(usage) = usage {
+            self.layers.insert(container_id, usage);
+        }
+    }
+
     /// Where it says that all this is. A relative path would be looked up below our own working directory.
     pub fn folders(&self) -> impl Iterator<Item = String> {
         let told = self.layers.values().chain(&self.images).chain(&self.containers);
@@ -85,17 +110,21 @@ impl SyncdRuntime {
         let file_systems = client.image_fs(CallContext::new().request(ImageFsRequest {}, DEADLINE)).await?.into_inner();
         let request = CallContext::new().request(WritableLayersRequest {}, DEADLINE);
         let mut stream = client.writable_layers(request).await?.into_inner();
-        let mut layers = HashMap::new();
+        let mut disks = RuntimeDisks {
+            images: file_systems.images,
+            containers: file_systems.containers,
+            ..RuntimeDisks::default()
+        };
+        let mut containers = 0;
         while let Some(layer) = stream.message().await? {
-            if layers.len() == MAX_LAYERS {
+            if containers == MAX_LAYERS {
                 tracing::warn!(MAX_LAYERS, "list of writable layers is cut");
                 break;
             }
-            if let Some(usage) = layer.usage {
-                layers.insert(layer.container_id, usage);
-            }
+            containers += 1;
+            disks.take(layer);
         }
-        Ok(RuntimeDisks { layers, images: file_systems.images, containers: file_systems.containers })
+        Ok(disks)
     }
 }
 
@@ -130,5 +159,21 @@ impl RuntimeSource for SyncdRuntime {
             }
             Err(_) => PodFigures::Unknown,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_of_a_container_is_kept_apart() {
+        let layer = |id: &str| WritableLayer { container_id: id.into(), ..WritableLayer::default() };
+        let mut disks = RuntimeDisks::default();
+        disks.take(WritableLayer { usage: Some(DiskUsage::default()), ..layer("layer") });
+        disks.take(WritableLayer { memory: Some(RuntimeMemory::default()), ..layer("figures") });
+        disks.take(layer("nothing"));
+        assert_eq!(disks.layers.keys().collect::<Vec<_>>(), ["layer"]);
+        assert_eq!(disks.figures.keys().collect::<Vec<_>>(), ["figures"]);
     }
 }

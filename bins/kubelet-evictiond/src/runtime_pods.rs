@@ -44,7 +44,7 @@ fn pod_stats(own: PodStats, pod: &Pod, told: &RuntimePod) -> PodStats {
     });
     PodStats {
         containers: containers.collect(),
-        cpu: told.cpu.map(|told| cpu(told, own.cpu.as_ref())),
+        cpu: told.cpu.map(|told| cpu(told, own.cpu.as_ref().and_then(|own| own.usage_nano_cores))),
         memory: told.memory.map(memory),
         process: told.process_count.map(|count| ProcessStats { process_count: Some(count) }),
         io: told.io.map(io),
@@ -64,7 +64,7 @@ fn container_stats(own: ContainerStats, told: &RuntimeContainer) -> ContainerSta
         ..MemoryStats::default()
     };
     ContainerStats {
-        cpu: told.cpu.map(|told| cpu(told, own.cpu.as_ref())),
+        cpu: told.cpu.map(|told| cpu(told, own.cpu.as_ref().and_then(|own| own.usage_nano_cores))),
         memory: told.memory.map(working_set),
         swap: told.swap.map(swap),
         io: told.io.map(io),
@@ -72,17 +72,17 @@ fn container_stats(own: ContainerStats, told: &RuntimeContainer) -> ContainerSta
     }
 }
 
-/// A runtime that tells no rate leaves it to us, who have one of the same group.
-fn cpu(told: RuntimeCpu, own: Option<&CpuStats>) -> CpuStats {
+/// A runtime that tells no rate leaves it to us: `own`.
+pub fn cpu(told: RuntimeCpu, own: Option<u64>) -> CpuStats {
     CpuStats {
         time: time(told.time_ms),
-        usage_nano_cores: told.usage_nano_cores.or_else(|| own?.usage_nano_cores),
+        usage_nano_cores: told.usage_nano_cores.or(own),
         usage_core_nano_seconds: told.usage_core_nano_seconds,
         psi: told.psi.map(psi),
     }
 }
 
-fn memory(told: RuntimeMemory) -> MemoryStats {
+pub fn memory(told: RuntimeMemory) -> MemoryStats {
     MemoryStats {
         time: time(told.time_ms),
         available_bytes: told.available,
@@ -95,11 +95,11 @@ fn memory(told: RuntimeMemory) -> MemoryStats {
     }
 }
 
-fn swap(told: RuntimeSwap) -> SwapStats {
+pub fn swap(told: RuntimeSwap) -> SwapStats {
     SwapStats { time: time(told.time_ms), available_bytes: told.available, usage_bytes: told.usage }
 }
 
-fn io(told: RuntimeIo) -> IoStats {
+pub fn io(told: RuntimeIo) -> IoStats {
     IoStats { time: time(told.time_ms), psi: told.psi.map(psi) }
 }
 

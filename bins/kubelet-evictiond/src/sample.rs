@@ -12,6 +12,7 @@ use bulkhead_types::InstancePaths;
 
 use crate::cgroup::{self, Hierarchy, Usage};
 use crate::detail::{self, Owner};
+use crate::groupless::Groupless;
 use crate::kernel::{self, Reader};
 use crate::machine;
 use crate::network;
@@ -61,6 +62,8 @@ pub struct Sample {
     pub cgroups: Vec<CgroupStats>,
     /// Those whose CPU counter was read for the first time: they have no rate yet.
     pub unrated: Vec<Unrated>,
+    /// Containers whose cgroup was not found: nothing was measured of them.
+    pub groupless: Vec<Groupless>,
     pub holds: SampleScope,
 }
 
@@ -103,6 +106,7 @@ const NETWORK_PROCESSES_MAX: usize = 8;
 #[derive(Debug, Default)]
 struct Gathered {
     unrated: Vec<Unrated>,
+    groupless: Vec<Groupless>,
     cgroups: Vec<CgroupStats>,
     devices: Vec<machine::Device>,
 }
@@ -181,8 +185,8 @@ impl Sampler {
         }
         self.rates.end();
         self.starts.end();
-        let Gathered { unrated, cgroups, .. } = gathered;
-        Sample { node, pods: shown, machine, cgroups, unrated, holds: wanted }
+        let Gathered { unrated, groupless, cgroups, .. } = gathered;
+        Sample { node, pods: shown, machine, cgroups, unrated, groupless, holds: wanted }
     }
 
     /// Gives a rate to those that have none yet: their counters are read once more, and nothing else is.
@@ -327,16 +331,22 @@ impl Sampler {
         stats.network = network;
         let mut processes = None;
         for container in &pod.containers {
-            let Some(path) = self.group_of(cgroup, &container.id) else { continue };
+            let Some(path) = self.group_of(cgroup, &container.id) else {
+                let place = Groupless { id: container.id.clone(), pod: at, container: stats.containers.len() };
+                gathered.groupless.push(place);
+                stats.containers.push(ContainerStats {
+                    name: container.name.to_string(),
+                    start_time: self.starts.of(&container.id, &container.started_at, || None),
+                    ..ContainerStats::default()
+                });
+                continue;
+            };
             let whose = Whose::Container { pod: at, container: stats.containers.len() };
             let (one, count) = self.container(pod, container, (&path, sockets, whose), wanted, gathered);
             stats.containers.push(one);
             processes = count.map(|count| processes.unwrap_or(0) + count).or(processes);
         }
         stats.process = processes.map(|processes| ProcessStats { process_count: Some(processes) });
-        if cgroup.is_none() {
-            (stats.cpu, stats.memory) = stats::of_containers(&stats.containers);
-        }
         stats
     }
 
@@ -612,6 +622,27 @@ mod tests {
         let pods = [pod("/p", ["s1", "c1"])];
         let sample = sampler.sample(Some(&pods), SampleScope { disks: true, cgroups: true });
         assert_eq!(sample.pods[0].network, None);
+    }
+
+    #[test]
+    fn containers_without_a_cgroup_are_named_and_nothing_is_measured_of_them() {
+        let temp = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(temp.path().join("p.slice/s1")).unwrap();
+        let mut sampler = Sampler::of(paths("/none", &[]), Hierarchy::V2 { root: temp.path().to_owned() });
+        let mut ended = pod("/p.slice", ["s0", "c0"]);
+        ended.containers.clear();
+        let mut lacking = pod("/p.slice", ["s1", "c1"]);
+        lacking.containers[0].started_at = "2026-11-21T00:46:32Z".into();
+        let sample = sampler.sample(Some(&[ended, lacking]), SampleScope { disks: false, cgroups: true });
+        assert_eq!(sample.groupless, [Groupless { id: "c1".into(), pod: 0, container: 0 }]);
+        let expected = ContainerStats {
+            name: "main".into(),
+            start_time: "2026-11-21T00:46:32Z".into(),
+            ..ContainerStats::default()
+        };
+        assert_eq!(sample.pods[0].containers, [expected]);
+        let named: Vec<_> = sample.cgroups.iter().map(|group| group.name.as_str()).filter(|name| *name != "").collect();
+        assert_eq!(named, ["s1"], "/metrics/cadvisor has no series of it, as with upstream");
     }
 
     #[test]

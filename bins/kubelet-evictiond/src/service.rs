@@ -1,6 +1,6 @@
 //! `kubelet.evictiond.v1.Stats`: one sample answers everyone who takes one of its age.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use tonic::{Request, Response, Status};
 
 use crate::disk::{self, Cache};
 use crate::disk_figures::{Disks, PodDisk, PodLogs, PodVolumes};
+use crate::groupless;
 use crate::incomplete::Incomplete;
 use crate::known_pods;
 use crate::machine::{self, Mounted};
@@ -22,6 +23,7 @@ use crate::metrics::Metrics;
 use crate::persistent::PersistentVolumes;
 use crate::pods::{NodeWord, Pod, PodContainer, PodSource};
 use crate::question::Question;
+use crate::rates::Rates;
 use crate::runtime::{RuntimeDisks, RuntimeSource};
 use crate::runtime_pods::{self, PodFigures};
 use crate::sample::{Sample, SampleScope, Sampler};
@@ -37,7 +39,7 @@ const RATE_GAP: Duration = Duration::from_millis(250);
 const DISK_PATIENCE: Duration = Duration::from_secs(2);
 /// How long it waits for the runtime where an earlier word of it stands.
 const NEWER_PATIENCE: Duration = Duration::from_millis(500);
-/// How long who evicts waits for the runtime's newest word, and who asks for figures of pods that are its to tell.
+/// How long who evicts waits for the runtime's newest word, and who asks for figures of pods or containers that are its to tell.
 const RUNTIME_PATIENCE: Duration = Duration::from_secs(4);
 /// statfs is cheap and decides on pressure: its figures are as fresh as a sample.
 const FILE_SYSTEM_KEEP: Duration = Duration::from_secs(5);
@@ -46,6 +48,8 @@ const FILE_SYSTEM_KEEP: Duration = Duration::from_secs(5);
 const RUNTIME_KEEP: Duration = Duration::from_secs(20);
 /// How soon it is asked again when it does not answer, or of a container that it has not told of.
 const RUNTIME_RETRY: Duration = Duration::from_secs(5);
+/// How old its word may be while containers without a cgroup run, of which nobody else tells: each usual scrape has a new one.
+const GROUPLESS_KEEP: Duration = Duration::from_secs(5);
 /// Groups in one message. Most have 1 KB, one with as many devices as are told 12, so that a page fits into a message.
 const PAGE: usize = 16;
 
@@ -59,9 +63,12 @@ struct State {
     image_fs: Option<String>,
     /// As the sampler has it.
     sandbox_image: Option<String>,
-    /// What the runtime said last of disks, and the question.
+    /// What the runtime said last of disks and containers, and the question.
     runtime: Option<Arc<RuntimeDisks>>,
     of_disks: Question<Option<RuntimeDisks>>,
+    /// Ids of the containers that have no cgroup and that it tells of, by the newest sample; and their CPU rates.
+    groupless: HashSet<String>,
+    rates: Rates,
     /// What it told last of pods, where it is asked, and the question.
     told_of_pods: Option<Arc<Vec<RuntimePod>>>,
     of_pods: Question<PodFigures>,
@@ -69,6 +76,12 @@ struct State {
 }
 
 impl State {
+    /// Gives the containers without a cgroup what the runtime told last of them. `all_stay`: its figures of pods say which there are.
+    fn fill_groupless(&mut self, sample: &mut Sample, all_stay: bool) {
+        let told = self.runtime.as_deref();
+        self.groupless = groupless::fill(&mut sample.pods, &sample.groupless, told, &mut self.rates, all_stay);
+    }
+
     /// Has the runtime's figures of pods take the place of our own, where it is asked for them.
     fn put_figures(&mut self, sample: &mut Sample, figures: PodFigures) {
         match figures {
@@ -106,6 +119,14 @@ impl Purpose {
             (Purpose::Eviction, _) => RUNTIME_PATIENCE,
             (Purpose::Statistics, true) => NEWER_PATIENCE,
             (Purpose::Statistics, false) => DISK_PATIENCE,
+        }
+    }
+
+    /// The same for what it says of containers without a cgroup. Their pods mostly have one, by which they are evicted.
+    fn groupless_patience(self) -> Duration {
+        match self {
+            Purpose::Eviction => NEWER_PATIENCE,
+            Purpose::Statistics => RUNTIME_PATIENCE,
         }
     }
 }
@@ -222,7 +243,7 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
             }
         };
         // The kernel's files are read while the runtime measures each container, which takes it longer the more there are.
-        let (sample, disks, figures) = tokio::join!(
+        let (sample, mut disks, figures) = tokio::join!(
             self.measure(pods.clone(), wanted, purpose),
             self.disks(listed, state.image_fs.clone(), runtime, wanted),
             figures
@@ -230,10 +251,16 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         let mut sample = sample?;
         sample.node.pods_known &= state.pods_known;
         sample.machine.pods_known &= state.pods_known;
-        disks.fill(&mut sample, listed);
         if wanted.disks {
-            state.runtime = disks.runtime;
+            state.runtime = disks.runtime.take();
         }
+        let are_our_own = figures == PodFigures::OurOwn;
+        if are_our_own && !sample.groupless.is_empty() {
+            self.ask_of_groupless(state, purpose).await;
+        }
+        state.fill_groupless(&mut sample, !are_our_own);
+        disks.runtime.clone_from(&state.runtime);
+        disks.fill(&mut sample, listed);
         drop(spans);
         state.put_figures(&mut sample, figures);
         self.metrics.pods.set(i64::try_from(sample.pods.len()).unwrap_or(i64::MAX));
@@ -241,6 +268,18 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
             self.metrics.set_log_usage(&sample.pods);
         }
         Ok(sample)
+    }
+
+    /// Renews what the runtime says of containers, where that is old. Without an answer the last one stands.
+    async fn ask_of_groupless(&self, state: &mut State, purpose: Purpose) {
+        if state.of_disks.age().is_some_and(|age| age < GROUPLESS_KEEP) {
+            return;
+        }
+        let runtime = self.runtime.clone();
+        let begin = || Some(async move { runtime.disks().await });
+        if let Some(newer) = state.of_disks.answer(begin, purpose.groupless_patience()).await.flatten() {
+            state.runtime = Some(Arc::new(newer));
+        }
     }
 
     /// Asks kubelet-syncd which pods there are, where the runtime keeps images, and of which it makes sandboxes. Without an answer
@@ -254,7 +293,8 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         let sources_ready = sources_ready && self.pods.node().await.is_some_and(|node| node.sources_ready);
         match (pods, purpose) {
             (Some(listed), _) => {
-                let pods = self.known_pods(listed, state.pods.clone().unwrap_or_default(), sources_ready).await?;
+                let before = state.pods.clone().unwrap_or_default();
+                let pods = self.known_pods(listed, before, state.groupless.clone(), sources_ready).await?;
                 state.pods = Some(Arc::new(pods));
                 state.pods_known |= sources_ready;
             }
@@ -274,15 +314,19 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         Ok(())
     }
 
-    /// The listed pods, with those of `before` that still run and that kubelet-syncd does not know of yet.
+    /// The listed pods, with those of `before` that still run and that kubelet-syncd does not know of yet. Of containers without a
+    /// cgroup nobody can tell; they count.
     async fn known_pods(
         &self,
         listed: Vec<Pod>,
         before: Arc<Vec<Pod>>,
+        groupless: HashSet<String>,
         sources_ready: bool,
     ) -> Result<Vec<Pod>, Status> {
         let merge = move |sampler: &mut Sampler| {
-            let runs = |cgroup: Option<&str>, container: &PodContainer| sampler.has_group(cgroup, &container.id);
+            let runs = |cgroup: Option<&str>, container: &PodContainer| {
+                groupless.contains(&container.id) || sampler.has_group(cgroup, &container.id)
+            };
             known_pods::known(listed, &before, sources_ready, runs)
         };
         self.with_sampler(merge).await
@@ -487,8 +531,9 @@ mod tests {
     use super::*;
     use crate::cgroup::Hierarchy;
     use crate::pods::{PodVolume, VolumeKind};
+    use crate::runtime::ContainerFigures;
     use crate::sample::NodePaths;
-    use bulkhead_ipc::syncd::DiskUsage;
+    use bulkhead_ipc::syncd::{DiskUsage, RuntimeContainer, RuntimeCpu, RuntimeMemory};
     use bulkhead_types::{ContainerName, Namespace, PodName, PodUid, VolumeName};
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -506,6 +551,8 @@ mod tests {
         runtime_waits: parking_lot::Mutex<Option<Metrics>>,
         /// Nor sooner than this.
         runtime_hangs: parking_lot::Mutex<Option<tokio::sync::watch::Receiver<bool>>>,
+        /// What it says of containers.
+        told: parking_lot::Mutex<HashMap<String, ContainerFigures>>,
     }
 
     impl PodSource for Arc<FakePods> {
@@ -555,7 +602,8 @@ mod tests {
                 used_bytes: Some(bytes),
                 inodes_used: Some(3),
             };
-            let disks = RuntimeDisks { images: Some(usage(700)), ..RuntimeDisks::default() };
+            let figures = self.told.lock().clone();
+            let disks = RuntimeDisks { images: Some(usage(700)), figures, ..RuntimeDisks::default() };
             (!self.away.load(Ordering::Relaxed)).then_some(disks)
         }
 
@@ -580,6 +628,21 @@ mod tests {
         let walker = Walker::here(paths.instance.clone());
         let sampler = Sampler::new(paths).unwrap();
         (StatsService::new(sampler, fake.clone(), fake.clone(), walker, metrics, Some(DEFAULT_AGE)), fake)
+    }
+
+    /// Gives the container its cgroup, in the pod's own.
+    fn put_group(
+        service: &mut StatsService<Arc<FakePods>, Arc<FakePods>>,
+        fake: &FakePods,
+        root: &std::path::Path,
+    ) -> std::path::PathBuf {
+        let hierarchy = root.join("cgroup");
+        let container = hierarchy.join("podu1/none");
+        std::fs::create_dir_all(&container).unwrap();
+        let paths = service.sampler.lock().paths().clone();
+        service.sampler = Arc::new(parking_lot::Mutex::new(Sampler::of(paths, Hierarchy::V2 { root: hierarchy })));
+        "podu1".clone_into(&mut fake.cgroup.lock());
+        container
     }
 
     #[tokio::test]
@@ -634,7 +697,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_the_runtime_says_late_comes_with_a_later_sample() {
         let temp = tempfile::tempdir().unwrap();
-        let (service, fake) = service(temp.path());
+        let (mut service, fake) = service(temp.path());
+        put_group(&mut service, &fake, temp.path());
         let (hangs, following) = tokio::sync::watch::channel(true);
         *fake.runtime_hangs.lock() = Some(following);
         let images = |sample: Arc<Sample>| sample.node.image_fs.as_ref().unwrap().used_bytes;
@@ -666,7 +730,8 @@ mod tests {
     #[tokio::test]
     async fn what_is_not_wanted_is_not_measured() {
         let temp = tempfile::tempdir().unwrap();
-        let (service, fake) = service(temp.path());
+        let (mut service, fake) = service(temp.path());
+        put_group(&mut service, &fake, temp.path());
         let small = service.sample(Duration::ZERO, SampleScope::default()).await.unwrap();
         assert!(small.node.node_fs.is_none() && small.node.network.is_none() && small.cgroups.is_empty());
         assert_eq!(fake.runtime_asked.load(Ordering::Relaxed), 0);
@@ -675,6 +740,62 @@ mod tests {
         assert!(detailed.cgroups[0].file_systems.iter().any(|fs| fs.capacity_bytes > 0));
         let again = service.sample(DEFAULT_AGE, SampleScope::default()).await.unwrap();
         assert!(Arc::ptr_eq(&again, &detailed), "one with more answers who wants less");
+    }
+
+    fn figures(seconds: i64, used: u64) -> ContainerFigures {
+        let time_ms = seconds * 1000;
+        ContainerFigures {
+            cpu: Some(RuntimeCpu { time_ms, usage_core_nano_seconds: Some(used), ..RuntimeCpu::default() }),
+            memory: Some(RuntimeMemory { time_ms, working_set: Some(used), ..RuntimeMemory::default() }),
+            ..ContainerFigures::default()
+        }
+    }
+
+    /// Of /metrics/resource, which asks for no disks, and of who evicts.
+    #[tokio::test(start_paused = true)]
+    async fn the_runtime_tells_of_containers_without_a_cgroup_at_the_rate_of_a_scrape() {
+        const SECOND: u64 = 1_000_000_000;
+        let small = SampleScope::default();
+        let temp = tempfile::tempdir().unwrap();
+        let (mut service, fake) = service(temp.path());
+        let group = put_group(&mut service, &fake, temp.path());
+        std::fs::remove_dir(&group).unwrap();
+        fake.told.lock().insert("none".into(), figures(100, SECOND));
+        let shown = |sample: &Sample| {
+            let one = sample.pods[0].containers.first()?;
+            let (cpu, memory) = (one.cpu.clone()?, one.memory.clone()?);
+            Some((cpu.usage_core_nano_seconds?, cpu.usage_nano_cores, memory.working_set_bytes?))
+        };
+        let sample = service.sample(Duration::ZERO, small).await.unwrap();
+        assert_eq!(shown(&sample), Some((SECOND, None, SECOND)));
+        let pod = &sample.pods[0];
+        assert_eq!(pod.memory.as_ref().and_then(|memory| memory.working_set_bytes), Some(SECOND), "the pod's sum");
+        // A newer word that is not asked for yet.
+        fake.told.lock().insert("none".into(), figures(110, 6 * SECOND));
+        let sample = service.sample(Duration::ZERO, SampleScope { disks: false, cgroups: true }).await.unwrap();
+        assert_eq!(shown(&sample), Some((SECOND, None, SECOND)), "a sample with every cgroup answers these, too");
+        assert!(sample.cgroups.iter().all(|group| group.container.is_empty()), "and has no series of it");
+        assert_eq!(fake.runtime_asked.load(Ordering::Relaxed), 1);
+        tokio::time::advance(GROUPLESS_KEEP).await;
+        let sample = service.sample(Duration::ZERO, small).await.unwrap();
+        assert_eq!(shown(&sample), Some((6 * SECOND, Some(SECOND / 2), 6 * SECOND)));
+        assert_eq!(shown(&service.usage(small).await.unwrap()), shown(&sample), "evictions rank by it");
+        assert_eq!(fake.runtime_asked.load(Ordering::Relaxed), 2);
+
+        let (hangs, following) = tokio::sync::watch::channel(true);
+        *fake.runtime_hangs.lock() = Some(following);
+        tokio::time::advance(GROUPLESS_KEEP).await;
+        let began = tokio::time::Instant::now();
+        assert_eq!(shown(&service.usage(small).await.unwrap()), shown(&sample), "the last word stands");
+        assert!(began.elapsed() < RUNTIME_PATIENCE, "a runtime that hangs holds up no eviction");
+        fake.told.lock().clear();
+        hangs.send_replace(false);
+        assert_eq!(shown(&service.sample(Duration::ZERO, small).await.unwrap()), None, "it is not told of any more");
+        std::fs::create_dir(&group).unwrap();
+        tokio::time::advance(2 * RUNTIME_KEEP).await;
+        let sample = service.sample(Duration::ZERO, small).await.unwrap();
+        assert_eq!(sample.pods[0].containers.len(), 1, "with a cgroup the runtime is not needed");
+        assert_eq!(fake.runtime_asked.load(Ordering::Relaxed), 3, "nor asked");
     }
 
     #[tokio::test]
@@ -699,6 +820,14 @@ mod tests {
             // The last word stands while there is no newer one.
             figures(PodFigures::Unknown);
         }
+        let main = RuntimeContainer { id: "none".into(), cpu: Some(RuntimeCpu::default()), ..Default::default() };
+        let pod = RuntimePod { sandbox_id: "s1".into(), containers: vec![main], ..RuntimePod::default() };
+        figures(PodFigures::Told(Arc::new(vec![pod])));
+        let asked = fake.runtime_asked.load(Ordering::Relaxed);
+        service.state.lock().await.of_disks = Question::default();
+        let sample = service.sample(Duration::ZERO, SampleScope::default()).await.unwrap();
+        assert!(sample.pods[0].containers[0].cpu.is_some(), "it has no cgroup");
+        assert_eq!(fake.runtime_asked.load(Ordering::Relaxed), asked, "one word of the runtime is enough");
         figures(PodFigures::OurOwn);
         let sample = service.sample(Duration::ZERO, ALL).await.unwrap();
         assert!(sample.pods[0].cpu.is_some(), "a runtime that has none");
@@ -718,12 +847,7 @@ mod tests {
     async fn pods_that_run_are_told_while_kubelet_syncd_starts() {
         let temp = tempfile::tempdir().unwrap();
         let (mut service, fake) = service(temp.path());
-        let hierarchy = temp.path().join("cgroup");
-        let container = hierarchy.join("podu1/none");
-        std::fs::create_dir_all(&container).unwrap();
-        let paths = service.sampler.lock().paths().clone();
-        service.sampler = Arc::new(parking_lot::Mutex::new(Sampler::of(paths, Hierarchy::V2 { root: hierarchy })));
-        "podu1".clone_into(&mut fake.cgroup.lock());
+        let container = put_group(&mut service, &fake, temp.path());
         let told = async || {
             let sample = service.sample(Duration::ZERO, ALL).await.unwrap();
             (sample.pods.len(), sample.node.pods_known)
@@ -736,6 +860,12 @@ mod tests {
         assert_eq!(told().await, (1, true), "it has started again");
         std::fs::remove_dir(&container).unwrap();
         assert_eq!(told().await, (0, true), "what has ended is not told");
+        fake.starting.store(false, Ordering::Relaxed);
+        fake.told.lock().insert("none".into(), figures(1, 10));
+        service.state.lock().await.of_disks = Question::default();
+        assert_eq!(told().await, (1, true));
+        fake.starting.store(true, Ordering::Relaxed);
+        assert_eq!(told().await, (1, true), "of whom the runtime told without a cgroup");
     }
 
     #[tokio::test]

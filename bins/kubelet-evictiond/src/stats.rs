@@ -44,9 +44,6 @@ pub fn memory(usage: &Usage, time: &Moment) -> Option<MemoryStats> {
 /// What a pod without a cgroup uses: the sums of its containers (upstream `cri_stats_provider.go`, addPodCPUMemoryStats). A figure
 /// that one of them lacks counts as nothing; pressure cannot be summed.
 pub fn of_containers(containers: &[ContainerStats]) -> (Option<CpuStats>, Option<MemoryStats>) {
-    let plus = |sum: &mut Option<u64>, one: Option<u64>| {
-        *sum = one.map(|one| sum.unwrap_or(0).saturating_add(one)).or(*sum);
-    };
     let cpu = containers.iter().filter_map(|container| container.cpu.as_ref()).fold(None, |sum, one| {
         let mut sum: CpuStats = sum.unwrap_or_default();
         sum.time.clone_from(&one.time);
@@ -66,6 +63,21 @@ pub fn of_containers(containers: &[ContainerStats]) -> (Option<CpuStats>, Option
         Some(sum)
     });
     (cpu, memory)
+}
+
+/// The same of swap (upstream addSwapStats); `None`: nobody has figures of it.
+pub fn swap_of_containers(containers: &[ContainerStats]) -> Option<SwapStats> {
+    containers.iter().filter_map(|container| container.swap.as_ref()).fold(None, |sum, one| {
+        let mut sum: SwapStats = sum.unwrap_or_default();
+        sum.time.clone_from(&one.time);
+        plus(&mut sum.available_bytes, one.available_bytes);
+        plus(&mut sum.usage_bytes, one.usage_bytes);
+        Some(sum)
+    })
+}
+
+fn plus(sum: &mut Option<u64>, one: Option<u64>) {
+    *sum = one.map(|one| sum.unwrap_or(0).saturating_add(one)).or(*sum);
 }
 
 pub fn io(usage: &Usage, time: &Moment) -> IoStats {

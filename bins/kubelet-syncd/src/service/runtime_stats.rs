@@ -46,7 +46,8 @@ fn pod(stats: v1::PodSandboxStats) -> Option<api::RuntimePod> {
     })
 }
 
-fn container(stats: v1::ContainerStats) -> Option<api::RuntimeContainer> {
+/// A container with a valid id.
+pub(super) fn container(stats: v1::ContainerStats) -> Option<api::RuntimeContainer> {
     let id = stats.attributes?.id;
     ContainerId::parse(&id).ok()?;
     let swap = stats.swap.map(|swap| api::RuntimeSwap {

@@ -1,5 +1,5 @@
-//! `kubelet.syncd.v1.Stats`: disk figures that only the runtime has, for kubelet-evictiond, which holds no connection to
-//! it (decision 24). Each call is one of the runtime, whose answer is checked for shape and passed on; who asks keeps it.
+//! `kubelet.syncd.v1.Stats`: figures that only the runtime has, of disks and of containers without a cgroup on this machine, for
+//! kubelet-evictiond, which holds no connection to it (decision 24). Each call is one of the runtime, whose answer is checked for shape and passed on; who asks keeps it.
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -7,10 +7,11 @@ use std::sync::{Arc, OnceLock};
 use bulkhead_cri::{CriClient, CriError, v1};
 use bulkhead_ipc::syncd as api;
 use bulkhead_ipc::syncd::stats_server::Stats;
-use bulkhead_types::ContainerId;
 use futures_util::{Stream, stream};
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
+
+use super::runtime_stats;
 
 type Answer<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
@@ -60,11 +61,12 @@ fn disk_usage(usage: &v1::FilesystemUsage) -> api::DiskUsage {
     }
 }
 
-/// The writable layer of a container with a valid id, when the runtime tells of it.
-fn layer(stats: &v1::ContainerStats) -> Option<api::WritableLayer> {
-    let id = &stats.attributes.as_ref()?.id;
-    ContainerId::parse(id).ok()?;
-    Some(api::WritableLayer { container_id: id.clone(), usage: Some(disk_usage(stats.writable_layer.as_ref()?)) })
+/// A container with a valid id, when the runtime tells anything of it.
+fn layer(stats: v1::ContainerStats) -> Option<api::WritableLayer> {
+    let usage = stats.writable_layer.as_ref().map(disk_usage);
+    let api::RuntimeContainer { id, cpu, memory, swap, io } = runtime_stats::container(stats)?;
+    let nothing = usage.is_none() && cpu.is_none() && memory.is_none() && swap.is_none() && io.is_none();
+    (!nothing).then_some(api::WritableLayer { container_id: id, usage, cpu, memory, swap, io })
 }
 
 #[tonic::async_trait]
@@ -77,7 +79,7 @@ impl Stats for StatsApi {
     ) -> Result<Response<Self::WritableLayersStream>, Status> {
         let request = v1::ListContainerStatsRequest::default();
         let reply = self.ask(async |cri| cri.list_container_stats(request).await).await?;
-        let layers: Vec<_> = reply.stats.iter().filter_map(layer).map(Ok).collect();
+        let layers: Vec<_> = reply.stats.into_iter().filter_map(layer).map(Ok).collect();
         Ok(Response::new(Box::pin(stream::iter(layers))))
     }
 
@@ -95,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layers_of_containers_with_an_id() {
+    fn what_is_told_of_containers_with_an_id() {
         let usage = v1::FilesystemUsage {
             timestamp: 1_795_222_061_500_000_000,
             fs_id: Some(v1::FilesystemIdentifier { mountpoint: "/layers".into() }),
@@ -107,12 +109,28 @@ mod tests {
             writable_layer: layer,
             ..Default::default()
         };
-        let told = layer(&stats("c1", Some(usage.clone()))).unwrap();
+        let told = layer(stats("c1", Some(usage.clone()))).unwrap();
         let told_usage = told.usage.unwrap();
         assert_eq!((told.container_id.as_str(), told_usage.time_ms), ("c1", 1_795_222_061_500));
         assert_eq!((told_usage.used_bytes, told_usage.inodes_used), (Some(32_768), None));
-        assert_eq!(layer(&stats("../c1", Some(usage))), None);
-        assert_eq!(layer(&stats("c1", None)), None, "a runtime that does not say is not a layer of 0 bytes");
+        assert_eq!((told.cpu, told.memory, told.swap, told.io), (None, None, None, None));
+        assert_eq!(layer(stats("../c1", Some(usage))), None);
+        assert_eq!(layer(stats("c1", None)), None, "a runtime that does not say is not a layer of 0 bytes");
+        let number = |value| Some(v1::UInt64Value { value });
+        let measured = v1::ContainerStats {
+            cpu: Some(v1::CpuUsage { timestamp: 5_000_000, usage_core_nano_seconds: number(7), ..Default::default() }),
+            memory: Some(v1::MemoryUsage { working_set_bytes: number(8), rss_bytes: number(6), ..Default::default() }),
+            swap: Some(v1::SwapUsage { swap_usage_bytes: number(9), ..Default::default() }),
+            io: Some(v1::IoUsage::default()),
+            ..stats("c1", None)
+        };
+        let told = layer(measured).unwrap();
+        assert_eq!(told.usage, None);
+        let cpu = told.cpu.unwrap();
+        assert_eq!((cpu.time_ms, cpu.usage_core_nano_seconds, cpu.usage_nano_cores), (5, Some(7), None));
+        let memory = told.memory.unwrap();
+        assert_eq!((memory.working_set, memory.rss, memory.usage), (Some(8), Some(6), None));
+        assert_eq!((told.swap.unwrap().usage, told.io.unwrap().psi), (Some(9), None));
     }
 
     #[tokio::test]
