@@ -69,13 +69,15 @@ impl StatusStore {
     }
 
     /// A stream of pods begins: a snapshot, or what changed since.
-    pub fn connected(&mut self, epoch: u64) {
+    pub fn connected(&mut self, epoch: u64, now: Instant) {
         self.named.clear();
         if self.epoch != epoch {
             self.epoch = epoch;
             for entry in self.pods.values_mut() {
                 entry.forget_gone();
             }
+            // What is known of the node may be of this life already, and its pods may be no news.
+            self.wake_static(now);
         }
     }
 

@@ -66,8 +66,9 @@ struct Desk {
 impl Desk {
     fn new() -> Self {
         let mut store = StatusStore::new(1, PodMetrics::new().unwrap());
-        store.connected(EPOCH);
-        Desk { store, now: Instant::now() }
+        let now = Instant::now();
+        store.connected(EPOCH, now);
+        Desk { store, now }
     }
 
     fn tell(&mut self, state: PodState) {
@@ -440,7 +441,7 @@ fn a_pod_that_a_snapshot_does_not_name_is_forgotten() {
     desk.tell(pod("a", "Running", object("a", 5, "Running")));
     desk.tell(pod("b", "Running", object("b", 5, "Running")));
     desk.quiet();
-    desk.store.connected(EPOCH + 1);
+    desk.store.connected(EPOCH + 1, desk.now);
     desk.tell(pod("b", "Failed", object("b", 5, "Running")));
     desk.store.snapshot_done(desk.now);
     assert_eq!(desk.store.pods.keys().collect::<Vec<_>>(), [&uid("b")]);
@@ -504,6 +505,22 @@ fn a_mirror_pod_is_made_once_the_node_is_known_and_written_at_once() {
     assert!(matches!(create.action, Action::Create { .. }));
     desk.end(&create, Outcome::Object(mirror("m2", 9, "h1", "Pending")));
     assert_eq!((patch(&desk.job()), desk.now > created), (json!({"phase": "Running"}), true));
+}
+
+#[test]
+fn a_mirror_pod_that_could_not_be_made_is_made_in_the_next_life_too() {
+    let mut desk = Desk::new();
+    desk.store.node(facts(), desk.now);
+    desk.tell(static_pod("h1", None));
+    let create = desk.job();
+    desk.end(&create, Outcome::Later(None));
+    // The node's stream is the first to hear of kubelet-syncd's next life, and the pod is no news in it.
+    desk.store.node(Facts { epoch: EPOCH + 1, ..facts() }, desk.now);
+    desk.quiet();
+    desk.store.connected(EPOCH + 1, desk.now);
+    desk.tell(static_pod("h1", None));
+    desk.store.snapshot_done(desk.now);
+    assert!(matches!(desk.job().action, Action::Create { .. }));
 }
 
 #[test]
@@ -698,7 +715,7 @@ proptest! {
                 }
                 Step::Answer { .. } => {}
                 Step::Restart => {
-                    desk.store.connected(EPOCH + 1);
+                    desk.store.connected(EPOCH + 1, desk.now);
                     for at in 0..3 {
                         shown[at] = server.object(at);
                         desk.tell(state(at, &wishes[at], &shown[at]));
@@ -734,7 +751,7 @@ fn a_pod_that_comes_again_waits_for_the_request_of_before() {
     desk.tell(pod("a", "Pending", object("a", 5, "")));
     let first = desk.job();
     // Another life of kubelet-syncd, which has not heard of its pods yet.
-    desk.store.connected(EPOCH + 1);
+    desk.store.connected(EPOCH + 1, desk.now);
     desk.store.snapshot_done(desk.now);
     assert!(desk.store.pods.is_empty());
     desk.tell(pod("a", "Running", object("a", 5, "")));

@@ -93,7 +93,7 @@ impl Writer {
     fn take(&self, store: &mut StatusStore, news: News<Pod>) {
         let now = Instant::now();
         match news {
-            News::Connected(epoch) => store.connected(epoch),
+            News::Connected(epoch) => store.connected(epoch, now),
             News::Pod(pod) => {
                 let (desired, seen) = *pod;
                 if let Some(api) = seen.as_ref().filter(|api| api.uid == desired.uid) {
