@@ -16,6 +16,7 @@ use bulkhead_sys::scm;
 use kubelet_volnetd::journal::StagedKey;
 use parking_lot::Mutex;
 use prost::Message as _;
+use tokio::sync::Notify;
 use tonic::Code;
 
 use crate::disks::{Loop, MIB, serve_disks, size};
@@ -39,6 +40,14 @@ struct State {
     waited: Option<String>,
     /// It does what is done once a node without a mount.
     mounts_nothing: bool,
+    /// Its `mountdevice` takes as long as the test wants.
+    takes_long: Option<Arc<TakesLong>>,
+}
+
+#[derive(Debug, Default)]
+struct TakesLong {
+    has_begun: Notify,
+    goes_on: Notify,
 }
 
 impl Driver {
@@ -103,8 +112,14 @@ async fn with_driver(pods: &[&str]) -> Option<(World, Volumes, Driver)> {
     driver.says(Outcome::Done, Outcome::Done);
     let (of, root) = (driver.clone(), world.dir.join("root"));
     let answer = move |question: FlexRequest, pipe: std::os::fd::OwnedFd| {
-        let reply = of.answer(&root, &question).encode_to_vec();
+        let (of, root) = (of.clone(), root.clone());
         async move {
+            let takes_long = of.0.lock().takes_long.clone();
+            if let Some(long) = takes_long.filter(|_| question.act() == Act::MountDevice) {
+                long.has_begun.notify_one();
+                long.goes_on.notified().await;
+            }
+            let reply = of.answer(&root, &question).encode_to_vec();
             rustix::io::write(&pipe, &reply).unwrap();
         }
     };
@@ -135,12 +150,18 @@ fn request(pod: &str) -> SetUpFlexRequest {
         fs_group_on_root_mismatch: false,
         device: None,
         grow: None,
+        part: FlexPart::Unspecified.into(),
     }
 }
 
 /// Of a driver that attaches.
 fn attached(pod: &str) -> SetUpFlexRequest {
     SetUpFlexRequest { device: Some("/dev/attached".into()), ..request(pod) }
+}
+
+/// One of the two parts of that.
+fn part(part: FlexPart, pod: &str) -> SetUpFlexRequest {
+    SetUpFlexRequest { part: part.into(), ..attached(pod) }
 }
 
 fn end(world: &World, name: &str) -> EndDiskRequest {
@@ -351,6 +372,57 @@ async fn what_is_mounted_once_a_node_stays_while_a_pod_has_its_folder() {
         volumes.end_disk(end(&world, "v/d/data")).await.unwrap();
         assert!(disks(&mut volumes).await.is_empty());
     }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn what_is_done_once_a_node_is_asked_for_apart() {
+    let Some((world, mut volumes, driver)) = with_driver(&["p"]).await else { return };
+    driver.says(Outcome::NotSupported, Outcome::NotSupported);
+    driver.0.lock().attaches = true;
+    driver.0.lock().device = Outcome::Done;
+    let reply = volumes.set_up_flex(part(FlexPart::Device, "p")).await.unwrap().into_inner();
+    assert!(reply == SetUpFlexReply::default() && !folder(&world, "p").exists());
+    let expected = ["init", "waitforattach data /dev/attached", "getvolumename data", "mountdevice data /dev/waited"];
+    assert_eq!(driver.asked(), expected);
+    let reply = volumes.set_up_flex(part(FlexPart::Pod, "p")).await.unwrap().into_inner();
+    assert_eq!((reply.host_path, reply.relabel), (folder(&world, "p").display().to_string(), true));
+    assert_eq!(world.mounts(&folder(&world, "p")).len(), 1);
+    // Once more: the pod has it.
+    volumes.set_up_flex(part(FlexPart::Device, "p")).await.unwrap();
+    assert_eq!(driver.asked(), ["init", "mount p data"]);
+    let growth = Some(FlexGrowth { new_size: 2, old_size: 1 });
+    for wanted in [FlexPart::Device, FlexPart::Pod].map(|of| part(of, "p")) {
+        for bad in [SetUpFlexRequest { device: None, ..wanted.clone() }, SetUpFlexRequest { grow: growth, ..wanted }] {
+            assert_eq!(volumes.set_up_flex(bad).await.unwrap_err().code(), Code::InvalidArgument);
+        }
+    }
+}
+
+/// The pod's lock is free meanwhile.
+#[tokio::test(flavor = "current_thread")]
+async fn a_pod_goes_while_its_volume_is_mounted_once_a_node() {
+    let Some((world, mut volumes, driver)) = with_driver(&["p"]).await else { return };
+    let long = Arc::new(TakesLong::default());
+    {
+        let mut state = driver.0.lock();
+        (state.attaches, state.device, state.takes_long) = (true, Outcome::Done, Some(long.clone()));
+    }
+    let mut others = volumes.clone();
+    let (done, ()) = tokio::join!(volumes.set_up_flex(part(FlexPart::Device, "p")), async {
+        long.has_begun.notified().await;
+        let reply = others.tear_down_pod(tear_down(&world, "p")).await.unwrap().into_inner();
+        assert!(reply.done && !world.pod("p").exists(), "{reply:?}");
+        long.goes_on.notify_one();
+    });
+    done.unwrap();
+    assert_eq!(disks(&mut volumes).await, [("v/d/data".to_owned(), true)]);
+    // For a pod that is gone nothing is begun.
+    for of in [FlexPart::Device, FlexPart::Pod] {
+        volumes.set_up_flex(part(of, "p")).await.unwrap_err();
+    }
+    assert!(world.node.journal.all().is_empty() && !world.pod("p").exists());
+    volumes.end_disk(end(&world, "v/d/data")).await.unwrap();
+    assert_eq!(driver.asked()[3..], ["mountdevice data /dev/waited", "unmountdevice data"]);
 }
 
 /// Who asks for growth tells no secret.

@@ -12,13 +12,13 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::actual_state::ActualState;
 use crate::back_off::{BackOffs, Key};
+use crate::busy::Busy;
 use crate::desired_state::DesiredState;
 use crate::metrics::OperationMetrics;
 use crate::pod_facts::PodFacts;
 use crate::ports::{ClaimWriter, ClusterReader, Drivers, VolumeVerbs};
 use crate::reconciler::{Attacher, NodeVolumes, Populating};
 use crate::selinux::SeLinuxMount;
-use crate::spec::UniqueName;
 
 /// Operations of one driver at a time: one that hangs uses up its own.
 const PLACES: usize = 16;
@@ -50,8 +50,8 @@ impl fmt::Debug for Ports {
 pub struct State {
     pub desired: DesiredState,
     pub actual: ActualState,
-    /// Volumes with an operation that runs, and the pod that it is for.
-    pub busy: HashMap<UniqueName, Option<PodUid>>,
+    /// Operations that run.
+    pub busy: Busy,
     pub ended: BTreeSet<PodUid>,
     pub back_offs: BackOffs,
     pub node: NodeVolumes,

@@ -127,7 +127,7 @@ fn finish(context: &Context, action: &Action, block: bool, result: Result<(), Fa
     let (volume, pod) = action.key();
     let key = (volume.clone(), pod.cloned());
     let mut state = context.state();
-    state.busy.remove(volume);
+    state.busy.end(volume, action.scope());
     let Err(failure) = result else {
         state.back_offs.forget(&key);
         state.errors.remove(&key);

@@ -123,7 +123,7 @@ fn rebuild(
     let mut state = context.state();
     let mut rebuilt = state.actual.rebuilt(life, staged, published).with_disks(disks);
     // What an operation is just writing of is its own.
-    for busy in state.busy.keys() {
+    for busy in state.busy.volumes() {
         match state.actual.volumes.get(busy) {
             Some(volume) => rebuilt.volumes.insert(busy.clone(), volume.clone()),
             None => rebuilt.volumes.remove(busy),

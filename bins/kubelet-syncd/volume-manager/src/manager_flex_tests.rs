@@ -12,12 +12,17 @@ pub fn refusal(verb: &'static str, source: Status) -> VolnetdError {
 /// Volume and driver, and what is told of the device and of sizes.
 pub fn shown(request: &api::SetUpFlexRequest) -> String {
     let api::SetUpFlexRequest { volume, driver, options, device, grow, .. } = request;
+    let part = match request.part() {
+        api::FlexPart::Unspecified => "",
+        api::FlexPart::Device => ", once a node",
+        api::FlexPart::Pod => ", for the pod",
+    };
     let told = options.as_ref().unwrap();
     assert!(told.secret.is_none());
     let used = if told.read_only { "to read" } else { "to write" };
     let device = device.as_ref().map_or("not attached".to_owned(), |device| format!("device {device}"));
     let grow = grow.as_ref().map(|grow| format!(", {} of {}", grow.new_size, grow.old_size)).unwrap_or_default();
-    format!("SetUpFlex {volume} {driver} {used}, {device}{grow}")
+    format!("SetUpFlex {volume} {driver} {used}, {device}{grow}{part}")
 }
 
 fn with_driver(can: FlexCapabilities) -> Arc<Outside> {
@@ -115,11 +120,11 @@ async fn what_is_attached_is_in_use_until_the_driver_has_unmounted_it() {
     assert_eq!(before.elapsed(), Duration::ZERO);
     begin(&manager, "b").await;
     manager.wait_for_attach_and_mount(&uid("b"), LONG).await.unwrap();
-    let set_up = "SetUpFlex pv v/d to write, device /dev/sdx";
-    assert_eq!(outside.log()[1..], [set_up, "AskFlexDriver v/d", set_up]);
+    let [once, set_up] = parts();
+    assert_eq!(outside.log()[1..], [&once, &set_up, "AskFlexDriver v/d", &once, &set_up]);
     // What a pod has is asked for no more.
     manager.add_pod(&uid("a"), &pod_of("a", "c")).await;
-    assert_eq!(outside.log().len(), 4);
+    assert_eq!(outside.log().len(), 6);
     // kubelet-volnetd starts again: what is mounted once a node is found.
     outside.epoch.send_replace(2);
     manager.wait_for_attach_and_mount(&uid("b"), LONG).await.unwrap();
@@ -138,6 +143,34 @@ async fn what_is_attached_is_in_use_until_the_driver_has_unmounted_it() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(outside.log(), ["EndDisk kubernetes.io/flexvolume/v/d/pv"]);
     assert!(outside.events().is_empty());
+}
+
+/// What is asked for a pod's volume that is attached.
+fn parts() -> [String; 2] {
+    ["once a node", "for the pod"].map(|part| format!("SetUpFlex pv v/d to write, device /dev/sdx, {part}"))
+}
+
+/// Upstream's spec `should not work when mount is in progress`: the pod goes, and the volume is in use until it is unmounted.
+#[tokio::test(start_paused = true)]
+async fn a_pod_goes_while_its_volume_is_mounted_once_a_node() {
+    let outside = attaching();
+    attach(&outside);
+    outside.will("SetUpFlex", Does::Hang);
+    let manager = outside.manager();
+    begin(&manager, "a").await;
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let began = Instant::now();
+    manager.remove_pod(&uid("a"));
+    manager.wait_for_unmount(&uid("a"), LONG).await.unwrap();
+    manager.torn_down(&uid("a"));
+    assert_eq!(began.elapsed(), Duration::ZERO);
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(manager.in_use().borrow().names, [ATTACHED]);
+    tokio::time::sleep(Duration::from_secs(110)).await;
+    assert!(manager.in_use().borrow().names.is_empty());
+    let [once, _] = parts();
+    assert_eq!(outside.log()[1..], [&once, "EndDisk kubernetes.io/flexvolume/v/d/pv"]);
+    assert!(outside.events().is_empty() && manager.counts().1.is_empty());
 }
 
 /// A driver that has failed may have mounted it once a node.
@@ -165,7 +198,7 @@ async fn a_driver_has_its_part_in_expansions() {
     attach(&outside);
     let status = json!({"capacity": {"storage": "1Gi"}}).as_object().unwrap().clone();
     *outside.growth.lock() = Growth { volume: "2Gi", status, requests: "2Gi", expands: false, secret: false };
-    outside.will("SetUpFlex", Does::NotRegistered);
+    (0..2).for_each(|_| outside.will("SetUpFlex", Does::NotRegistered));
     outside.will("SetUpFlex", Does::Fail(Status::aborted("no room")));
     let manager = outside.manager();
     begin(&manager, "a").await;
@@ -175,7 +208,8 @@ async fn a_driver_has_its_part_in_expansions() {
     let mut expected = vec!["AskFlexDriver v/d".to_owned()];
     // The pod does not have it before its file system fills it.
     for _ in 0..2 {
-        expected.extend([set_up.clone(), grown(2, 1)]);
+        expected.extend(parts());
+        expected.push(grown(2, 1));
     }
     expected.push("claim [2Gi] [] true []".to_owned());
     assert_eq!(outside.log(), expected);

@@ -447,6 +447,10 @@ impl VolumeVerbs for End {
         let does = self.0.script.lock().get_mut("SetUpFlex").and_then(VecDeque::pop_front);
         async {
             match does {
+                Some(Does::Hang) => {
+                    tokio::time::sleep(Duration::from_secs(120)).await;
+                    Ok(api::SetUpFlexReply::default())
+                }
                 Some(Does::Fail(source)) => Err(flexvolume::refusal("set_up_flex", source)),
                 _ => Ok(api::SetUpFlexReply { host_path: "/flex".into(), relabel: false }),
             }
@@ -708,6 +712,63 @@ async fn what_is_uncertain_is_taken_back_with_its_pod() {
         assert_eq!(log.iter().filter(|line| *line == call).count(), 1, "{log:?}");
         assert!(outside.staged.lock().is_empty() && outside.published.lock().is_empty(), "{call}: {log:?}");
     }
+}
+
+/// Upstream UnmountVolume: each pod's call has its own time, and one that hangs holds up no other.
+#[tokio::test(start_paused = true)]
+async fn a_volume_is_taken_back_from_all_of_its_pods_at_a_time() {
+    let outside = Outside::new();
+    let manager = outside.manager();
+    let pods = ["a", "b", "c"];
+    for pod in pods {
+        mount_pod(&manager, pod).await;
+    }
+    pods.iter().for_each(|_| outside.will("NodeUnpublishVolume", Does::Hang));
+    let began = Instant::now();
+    pods.iter().for_each(|pod| manager.remove_pod(&uid(pod)));
+    for pod in pods {
+        manager.wait_for_unmount(&uid(pod), LONG).await.unwrap();
+    }
+    // The driver gives up after two minutes, and is asked again after half a second.
+    assert_eq!(began.elapsed(), Duration::from_millis(120_500));
+    manager.in_use().wait_for(|in_use| in_use.names.is_empty()).await.unwrap();
+    assert!(outside.staged.lock().is_empty() && outside.published.lock().is_empty());
+}
+
+/// Upstream PodHasMountedVolumes: what is done once a node holds back no pod's end, and is in use until it is taken back.
+#[tokio::test(start_paused = true)]
+async fn a_pod_goes_while_its_volume_is_staged() {
+    let outside = Outside::new();
+    outside.will("NodeStageVolume", Does::Hang);
+    let manager = outside.manager();
+    begin(&manager, "a").await;
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    manager.remove_pod(&uid("a"));
+    let began = Instant::now();
+    manager.wait_for_unmount(&uid("a"), LONG).await.unwrap();
+    manager.torn_down(&uid("a"));
+    assert_eq!(began.elapsed(), Duration::ZERO);
+    tokio::time::sleep(Duration::from_secs(90)).await;
+    assert_eq!(manager.in_use().borrow().names, [UNIQUE]);
+    manager.in_use().wait_for(|in_use| in_use.names.is_empty()).await.unwrap();
+    let log = outside.log();
+    assert!(!log.contains(&"PreparePublish".to_owned()) && log.contains(&"NodeUnstageVolume".to_owned()), "{log:?}");
+    assert!(outside.staged.lock().is_empty() && outside.events().is_empty());
+}
+
+/// What may come to be published to a pod is waited for.
+#[tokio::test(start_paused = true)]
+async fn a_pod_waits_for_what_is_published_to_it() {
+    let outside = Outside::new();
+    outside.will("NodePublishVolume", Does::Hang);
+    let manager = outside.manager();
+    begin(&manager, "a").await;
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    manager.remove_pod(&uid("a"));
+    let left = manager.wait_for_unmount(&uid("a"), Duration::from_secs(90)).await.unwrap_err();
+    assert_eq!(left.left, [format!("volume {UNIQUE} is being unmounted")]);
+    manager.wait_for_unmount(&uid("a"), LONG).await.unwrap();
+    assert!(outside.published.lock().is_empty());
 }
 
 /// After a restart of this process a pod's end may be known before what there is of it.

@@ -97,8 +97,7 @@ fn begin(context: &Arc<Context>, state: &mut State, actions: Vec<Action>) {
             state.actual.volumes.remove(volume);
             continue;
         }
-        let (volume, pod) = action.key();
-        state.busy.insert(volume.clone(), pod.cloned());
+        state.busy.begin(action.key().0, action.scope(), action.publishes_to());
         tokio::spawn(executor::operate(context.clone(), action));
     }
 }
@@ -110,17 +109,15 @@ fn forget(state: &mut State, known: bool) {
         attached.retain(|name| desired.wants(name) || actual.volumes.contains_key(name));
     }
     // An ended pod of which nothing is left, and that no operation is about; before kubelet-volnetd's list nobody knows what is left.
-    ended.retain(|uid| {
-        !known || actual.of_pod(uid).next().is_some() || busy.values().any(|pod| pod.as_ref() == Some(uid))
-    });
+    ended.retain(|uid| !known || actual.of_pod(uid).next().is_some() || busy.holding(uid).next().is_some());
     // Nor is it remembered how operations for it failed.
     let busy = &*busy;
     let is_known = |(volume, pod): &Key| match pod {
         Some(pod) => {
-            let operates = busy.get(volume).is_some_and(|of| of.as_ref() == Some(pod));
+            let operates = busy.holding(pod).any(|name| name == volume);
             operates || desired.pods.contains_key(pod) || actual.published(volume, pod).is_some()
         }
-        None => busy.contains_key(volume) || actual.volumes.contains_key(volume),
+        None => busy.excludes(volume, None) || actual.volumes.contains_key(volume),
     };
     back_offs.retain(is_known);
     errors.retain(|key, _| is_known(key));

@@ -1,7 +1,7 @@
-//! What is done next (upstream `pkg/kubelet/volumemanager/reconciler`). Pure: both states in, actions out. One operation at a time
-//! for each volume, as upstream has it for what is attached or staged.
+//! What is done next (upstream `pkg/kubelet/volumemanager/reconciler`). Pure: both states in, actions out. A volume is taken back from
+//! several pods at a time; every other operation on it runs alone.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::BTreeSet;
 
 use bulkhead_types::PodUid;
 use k8s_openapi::api::core::v1::Node;
@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use crate::actual_state::{ActualState, ActualVolume, Expansion, Nameless, Presence};
 use crate::back_off::{BackOffs, Kind};
+use crate::busy::Busy;
 use crate::desired_state::{DesiredState, DesiredVolume};
 use crate::metrics::Operation;
 use crate::spec::UniqueName;
@@ -139,6 +140,25 @@ impl Action {
         }
     }
 
+    /// The pod of upstream's key (`operation_executor.go`): volumes are taken back from their pods in parallel. A mount has none there
+    /// either, but where nothing is done once a node, and such volumes have names of their own for each pod.
+    pub fn scope(&self) -> Option<&PodUid> {
+        match self {
+            Action::Unmount { pod, .. } => Some(pod),
+            Action::Attach { .. } | Action::Mount { .. } | Action::Expand { .. } => None,
+            Action::Unstage { .. } | Action::Forget { .. } => None,
+        }
+    }
+
+    /// The pod whose part of the volume it works on from its begin on. A mount says by itself when it comes to that.
+    pub fn publishes_to(&self) -> Option<&PodUid> {
+        match self {
+            Action::Unmount { pod, .. } | Action::Expand { pod, .. } => Some(pod),
+            Action::Attach { .. } | Action::Mount { .. } => None,
+            Action::Unstage { .. } | Action::Forget { .. } => None,
+        }
+    }
+
     /// As what it waits after a failure.
     pub fn kind(&self) -> Kind {
         match self {
@@ -196,8 +216,8 @@ impl Populating {
 pub struct Look<'a> {
     pub desired: &'a DesiredState,
     pub actual: &'a ActualState,
-    /// Volumes with an operation that runs.
-    pub busy: &'a HashMap<UniqueName, Option<PodUid>>,
+    /// Operations that run.
+    pub busy: &'a Busy,
     /// Pods whose containers have ended, and whose volumes are to go.
     pub ended: &'a BTreeSet<PodUid>,
     pub back_offs: &'a BackOffs,
@@ -212,9 +232,9 @@ pub struct Look<'a> {
     pub now: Instant,
 }
 
-/// What is to be begun now, at most one action for each volume, and when to look again where nothing happens meanwhile.
+/// What is to be begun now, no two actions of which exclude each other, and when to look again where nothing happens meanwhile.
 pub fn plan(look: &Look<'_>) -> (Vec<Action>, Option<Instant>) {
-    let mut plan = Plan { look, actions: Vec::new(), taken: look.busy.keys().cloned().collect(), again: None };
+    let mut plan = Plan { look, actions: Vec::new(), taken: look.busy.clone(), again: None };
     if !look.known {
         return (Vec::new(), None);
     }
@@ -231,14 +251,15 @@ pub fn plan(look: &Look<'_>) -> (Vec<Action>, Option<Instant>) {
 struct Plan<'a> {
     look: &'a Look<'a>,
     actions: Vec<Action>,
-    taken: HashSet<UniqueName>,
+    /// What runs, and what is to be begun.
+    taken: Busy,
     again: Option<Instant>,
 }
 
 impl Plan<'_> {
-    /// The volume is free, and its wait is over.
+    /// Nothing that runs excludes it, and its wait is over.
     fn begin(&mut self, volume: &UniqueName, pod: Option<&PodUid>, action: Action) {
-        if self.taken.contains(volume) {
+        if self.taken.excludes(volume, action.scope()) {
             return;
         }
         let (key, kind) = ((volume.clone(), pod.cloned()), action.kind());
@@ -246,7 +267,7 @@ impl Plan<'_> {
             self.again = Some(self.again.map_or(until, |again| again.min(until)));
             return;
         }
-        self.taken.insert(volume.clone());
+        self.taken.begin(volume, action.scope(), None);
         self.actions.push(action);
     }
 
@@ -369,15 +390,10 @@ pub fn is_attached(attacher: &Attacher, node: &NodeVolumes, volume: &UniqueName)
 
 /// What the Node's status is to list, sorted. A volume of `busy` that it lists stays: the mount of a pod that has gone meanwhile may not
 /// have reached kubelet-volnetd yet, so that nothing is there to be seen, and it must not be detached under it.
-pub fn in_use(
-    desired: &DesiredState,
-    actual: &ActualState,
-    node: &NodeVolumes,
-    busy: &HashMap<UniqueName, Option<PodUid>>,
-) -> Vec<String> {
+pub fn in_use(desired: &DesiredState, actual: &ActualState, node: &NodeVolumes, busy: &Busy) -> Vec<String> {
     let listed: BTreeSet<String> = node.in_use.union(&node.attached).cloned().collect();
     let wanted = desired.attachable().filter(|name| !node.withdrawn.contains(&name.0));
-    let busy = busy.keys().filter(|name| node.in_use.contains(&name.0));
+    let busy = busy.volumes().filter(|name| node.in_use.contains(&name.0));
     let there = wanted.chain(actual.attachable(&listed)).chain(busy).map(|name| &name.0);
     let all: BTreeSet<&String> = there.chain(&node.told).collect();
     all.into_iter().cloned().collect()

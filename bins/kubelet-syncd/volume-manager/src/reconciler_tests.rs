@@ -64,7 +64,7 @@ fn found(staged: Presence, pods: &[(&str, Presence)]) -> ActualVolume {
 struct World {
     desired: DesiredState,
     actual: ActualState,
-    busy: HashMap<UniqueName, Option<PodUid>>,
+    busy: Busy,
     ended: BTreeSet<PodUid>,
     back_offs: BackOffs,
     node: NodeVolumes,
@@ -79,7 +79,7 @@ impl World {
         World {
             desired: DesiredState::default(),
             actual: ActualState { epoch: 1, volumes: BTreeMap::new() },
-            busy: HashMap::new(),
+            busy: Busy::default(),
             ended: BTreeSet::new(),
             back_offs: BackOffs::default(),
             node: NodeVolumes::default(),
@@ -188,8 +188,32 @@ fn one_operation_at_a_time_for_each_volume() {
     world.want("b", "v", false);
     world.want("b", "w", false);
     assert_eq!(world.actions(), [mount("v", "a"), mount("w", "b")]);
-    world.busy.insert(unique("v"), None);
+    world.busy.begin(&unique("v"), None, None);
     assert_eq!(world.actions(), [mount("w", "b")]);
+}
+
+/// Upstream UnmountVolume: one pod's driver call that hangs holds up neither the others' nor what is done after them.
+#[test]
+fn a_volume_is_taken_back_from_all_of_its_pods_at_a_time() {
+    let mut world = World::new();
+    let pods = ["a", "b", "c"].map(|pod| (pod, Presence::Yes));
+    world.actual.volumes.insert(unique("v"), found(Presence::Yes, &pods));
+    world.ended.extend(["a", "b", "c"].map(uid));
+    world.want("d", "v", false);
+    assert_eq!(world.actions(), ["a", "b", "c"].map(|pod| unmount("v", pod)), "and the mount waits for them");
+    world.busy.begin(&unique("v"), Some(&uid("a")), Some(&uid("a")));
+    world.back_offs.failed((unique("v"), Some(uid("b"))), Kind::Unmount, world.now);
+    let (actions, again) = world.plan();
+    assert_eq!((actions, again), (vec![unmount("v", "c")], Some(world.now + Duration::from_millis(500))));
+    // What has failed waits, and nothing for it.
+    world.busy = Busy::default();
+    for pod in ["a", "c"] {
+        world.back_offs.failed((unique("v"), Some(uid(pod))), Kind::Unmount, world.now);
+    }
+    assert_eq!(world.actions(), [mount("v", "d")]);
+    world.busy.begin(&unique("v"), None, Some(&uid("d")));
+    world.now += Duration::from_millis(500);
+    assert_eq!(world.actions(), [], "a mount is alone");
 }
 
 #[test]
@@ -304,12 +328,12 @@ fn what_is_being_mounted_is_not_left_out() {
     world.node = shows(&["v"]);
     world.want("a", "v", true);
     assert_eq!(world.actions(), [mount("v", "a")]);
-    world.busy.insert(unique("v"), None);
-    world.busy.insert(unique("nothing to attach"), None);
+    world.busy.begin(&unique("v"), None, None);
+    world.busy.begin(&unique("nothing to attach"), None, None);
     world.desired.pods.clear();
     assert_eq!(list(&world), [unique("v").0]);
     world.node.report(&list(&world), true);
-    world.busy.clear();
+    world.busy = Busy::default();
     assert_eq!(list(&world), Vec::<String>::new());
 }
 
@@ -397,7 +421,7 @@ fn presence() -> impl Strategy<Value = Presence> {
 
 proptest! {
     /// Whatever the states: no volume of a pod that has not ended is taken back, nothing is unstaged that a pod has or wants, no
-    /// volume gets two operations, and nothing is destroyed before all sources have delivered.
+    /// volume gets two operations that exclude each other, and nothing is destroyed before all sources have delivered.
     #[test]
     fn nothing_is_taken_from_pods_that_may_run(
         wants in proptest::collection::vec((0..3_usize, 0..3_usize, any::<bool>()), 0..6),
@@ -417,7 +441,7 @@ proptest! {
             world.actual.volumes.insert(unique(VOLUMES[volume]), found(staged, &pods));
         }
         world.ended = ended.into_iter().map(|pod| uid(PODS[pod])).collect();
-        let mut seen = HashSet::new();
+        let mut seen = Busy::default();
         for action in world.actions() {
             let (volume, destroys) = match &action {
                 Action::Attach { volume, pod } | Action::Mount { volume, pod } | Action::Expand { volume, pod } => {
@@ -433,7 +457,8 @@ proptest! {
                     (volume, true)
                 }
             };
-            prop_assert!(seen.insert(volume.clone()), "two operations on {volume}");
+            prop_assert!(!seen.excludes(volume, action.scope()), "two operations on {volume}");
+            seen.begin(volume, action.scope(), None);
             prop_assert!(may_unmount || !destroys);
         }
     }

@@ -168,8 +168,8 @@ pub fn left(state: &State, uid: &PodUid) -> Option<UnmountTimeout> {
         .of_pod(uid)
         .filter(|name| state.actual.volumes.get(name).is_some_and(|volume| volume.device.is_some()))
         .collect();
-    let begun = state.busy.iter().filter(|(name, pod)| pod.as_ref() == Some(uid) && !there.contains(name));
-    let begun = begun.map(|(name, _)| format!("an operation on volume {name} has not ended"));
+    let begun = state.busy.holding(uid).filter(|name| !there.contains(name));
+    let begun = begun.map(|name| format!("an operation on volume {name} has not ended"));
     let left: Vec<String> = there
         .iter()
         .map(|name| match state.errors.get(&((*name).clone(), Some(uid.clone()))) {

@@ -33,6 +33,8 @@ pub struct Wanted {
     pub device: Option<String>,
     /// The driver is to have its file system grow.
     pub growth: Option<Growth>,
+    /// What is done once a node was done before.
+    pub is_mounted_once: bool,
 }
 
 /// Sizes in bytes.
@@ -88,7 +90,7 @@ const MOUNTS: Duration = Duration::from_secs(90);
 /// As long as a tear-down waits for a driver that unmounts, for the same reason.
 pub(super) const UNMOUNTS: Duration = Duration::from_secs(40);
 
-/// Waits so long for work that goes on in any case, and holds the pod's lock until its end.
+/// Waits so long for work that goes on in any case, and holds its locks until its end.
 pub(super) async fn waits<T>(
     flex: &FlexVolume,
     act: &str,
@@ -119,20 +121,61 @@ pub async fn set_up(node: Arc<Node>, lock: PodLock, wanted: Wanted) -> Result<Re
     waits(&flex, act, MOUNTS, work).await
 }
 
-async fn mounted(node: &Arc<Node>, lock: &Arc<PodLock>, wanted: Wanted) -> Result<Ready, Status> {
-    let Wanted { pod, flex, group, growth, device, .. } = &wanted;
-    let (of, what) = (pod.clone(), flex.clone());
-    let was_mounted = on_the_pool(node, move |node| flex::is_there(&node.settings, &of, &what)).await?;
-    if growth.is_some() && !was_mounted {
-        // Who asks for growth tells no secret, without which nothing is mounted.
-        return Err(VolumeError::from(flex::FlexError::NotMounted { path: flex.path(&node.settings, pod) }).into());
+/// Has a driver that attaches do what is done once a node, for a pod that does not have the volume yet.
+///
+/// # Errors
+/// As [`set_up`]'s.
+pub async fn set_up_device(node: Arc<Node>, wanted: Wanted) -> Result<(), Status> {
+    let flex = wanted.flex.clone();
+    let work = to_its_end(async move {
+        let started = Instant::now();
+        let result = mounted_once(&node, &wanted).await;
+        if result.is_err() {
+            // What succeeds is counted with the pod's part.
+            node.metrics.storage(FLEX, StorageOperation::Mount, started.elapsed().as_secs_f64(), false);
+        }
+        result
+    });
+    waits(&flex, "mount", MOUNTS, work).await
+}
+
+async fn mounted_once(node: &Arc<Node>, wanted: &Wanted) -> Result<(), Status> {
+    let Wanted { pod, flex, told, device, .. } = wanted;
+    let Some(device) = device else { return Ok(()) };
+    if is_there(node, pod, flex).await? {
+        return Ok(());
     }
+    able(node, wanted).await?;
+    let held = flex_device::lock(node, flex).await?;
+    flex_device::mount_once(node, flex, told, device, &held).await
+}
+
+/// Whether the pod, which has to be known, has the volume mounted.
+async fn is_there(node: &Arc<Node>, pod: &PodUid, flex: &FlexVolume) -> Result<bool, Status> {
+    let (of, what) = (pod.clone(), flex.clone());
+    on_the_pool(node, move |node| flex::is_there(&node.settings, &of, &what)).await
+}
+
+/// What the driver can do that is to mount a volume.
+async fn able(node: &Arc<Node>, wanted: &Wanted) -> Result<FlexCapabilities, Status> {
+    let Wanted { flex, device, .. } = wanted;
     let can = capabilities(node, &flex.driver).await?;
-    if !was_mounted && can.attach != device.is_some() {
+    if can.attach != device.is_some() {
         // It is another one than kubelet-syncd was told of, which asks again for a pod that does not have the volume.
         let does = if can.attach { "attaches volumes, and this one is not attached" } else { "attaches no volumes" };
         return Err(Status::aborted(format!("FlexVolume driver {} {does}", flex.driver)));
     }
+    Ok(can)
+}
+
+async fn mounted(node: &Arc<Node>, lock: &Arc<PodLock>, wanted: Wanted) -> Result<Ready, Status> {
+    let Wanted { pod, flex, group, growth, device, .. } = &wanted;
+    let was_mounted = is_there(node, pod, flex).await?;
+    if growth.is_some() && !was_mounted {
+        // Who asks for growth tells no secret, without which nothing is mounted.
+        return Err(VolumeError::from(flex::FlexError::NotMounted { path: flex.path(&node.settings, pod) }).into());
+    }
+    let can = if was_mounted { capabilities(node, &flex.driver).await? } else { able(node, &wanted).await? };
     // Until it is the pod's as well, nobody unmounts what is mounted once a node. A lock that is not had leaves nothing to be done again.
     let mut held = None;
     if device.is_some() && (!was_mounted || growth.is_some()) {
@@ -189,8 +232,8 @@ async fn mount(
     wanted: &Wanted,
     held: Option<&Arc<PodLock>>,
 ) -> Result<(), (Status, bool)> {
-    let Wanted { pod, flex, told, device, .. } = wanted;
-    if let (Some(held), Some(device)) = (held, device) {
+    let Wanted { pod, flex, told, device, is_mounted_once, .. } = wanted;
+    if let (Some(held), Some(device), false) = (held, device, is_mounted_once) {
         flex_device::mount_once(node, flex, told, device, held).await.map_err(|status| (status, true))?;
     }
     let question = FlexRequest { options: Some(told.clone()), ..of_pod(Act::Mount, pod, flex) };

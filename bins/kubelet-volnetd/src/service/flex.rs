@@ -1,11 +1,11 @@
 //! `Volumes.AskFlexDriver` and `Volumes.SetUpFlex`.
 
-use bulkhead_ipc::volnetd::{AskFlexDriverReply, AskFlexDriverRequest, SetUpFlexRequest};
+use bulkhead_ipc::volnetd::{AskFlexDriverReply, AskFlexDriverRequest, FlexPart, SetUpFlexReply, SetUpFlexRequest};
 use bulkhead_types::FlexDriver;
 use tonic::Status;
 
 use super::Verbs;
-use crate::operations::flex::{self, Growth, Ready, Wanted};
+use crate::operations::flex::{self, Growth, Wanted};
 use crate::validate::{self, InvalidRequest};
 use crate::volumes::empty_dir::Group;
 use crate::volumes::flex::FlexVolume;
@@ -19,7 +19,8 @@ pub(super) async fn ask(verbs: &Verbs, request: AskFlexDriverRequest) -> Result<
     Ok(AskFlexDriverReply { capabilities: Some(capabilities) })
 }
 
-pub(super) async fn set_up(verbs: &Verbs, request: SetUpFlexRequest) -> Result<Ready, Status> {
+pub(super) async fn set_up(verbs: &Verbs, request: SetUpFlexRequest) -> Result<SetUpFlexReply, Status> {
+    let part = request.part();
     let pod = validate::pod_uid(&request.pod_uid)?;
     let driver = FlexDriver::parse(&request.driver).map_err(InvalidRequest::from)?;
     let flex = FlexVolume { driver, volume: validate::volume(&request.volume)? };
@@ -35,6 +36,18 @@ pub(super) async fn set_up(verbs: &Verbs, request: SetUpFlexRequest) -> Result<R
         return Err(validate::bad("device", bad, "at most 4096 bytes without NUL that do not begin with '-'").into());
     }
     let growth = request.grow.map(|grow| Growth { new: grow.new_size, old: grow.old_size });
-    let lock = verbs.node.lock_pod(&pod).await?;
-    flex::set_up(verbs.node.clone(), lock, Wanted { pod, flex, told, group, device, growth }).await
+    if part != FlexPart::Unspecified && (device.is_none() || growth.is_some()) {
+        return Err(
+            validate::bad("part", part.as_str_name(), "of a volume that is attached, and that is not to grow").into()
+        );
+    }
+    let wanted = Wanted { pod, flex, told, group, device, growth, is_mounted_once: part == FlexPart::Pod };
+    if part == FlexPart::Device {
+        // The pod's lock is not held: however long the driver takes, the pod can go.
+        flex::set_up_device(verbs.node.clone(), wanted).await?;
+        return Ok(SetUpFlexReply::default());
+    }
+    let lock = verbs.node.lock_pod(&wanted.pod).await?;
+    let ready = flex::set_up(verbs.node.clone(), lock, wanted).await?;
+    Ok(SetUpFlexReply { host_path: verbs.told(&ready.path), relabel: ready.relabel })
 }

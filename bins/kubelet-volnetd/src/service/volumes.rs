@@ -97,8 +97,7 @@ impl Volumes for Verbs {
     }
 
     async fn set_up_flex(&self, request: Request<SetUpFlexRequest>) -> Result<Response<SetUpFlexReply>, Status> {
-        let ready = super::flex::set_up(self, request.into_inner()).await?;
-        Ok(Response::new(SetUpFlexReply { host_path: self.told(&ready.path), relabel: ready.relabel }))
+        super::flex::set_up(self, request.into_inner()).await.map(Response::new)
     }
 
     async fn end_disk(&self, request: Request<EndDiskRequest>) -> Result<Response<EndDiskReply>, Status> {

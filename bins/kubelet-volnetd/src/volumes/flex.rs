@@ -134,8 +134,9 @@ pub fn prepare(settings: &Settings, pod: &PodUid, flex: &FlexVolume) -> Result<O
 /// Whether something is mounted on the pod's folder.
 ///
 /// # Errors
-/// mountinfo cannot be read.
+/// The pod is not known, or mountinfo cannot be read.
 pub fn is_there(settings: &Settings, pod: &PodUid, flex: &FlexVolume) -> Result<bool, VolumeError> {
+    pod_dir(settings, pod)?;
     is_mounted(&flex.path(settings, pod))
 }
 

@@ -306,8 +306,8 @@ pub(super) const MUTANTS: [Mutant; 71] = [
         mistake: "a volume leaves volumesInUse while its mount is on its way (as it was until this found it)",
         only: Some(Family::Volumes),
         file: "bins/kubelet-syncd/volume-manager/src/reconciler.rs",
-        from: "let busy = busy.keys().filter(|name| node.in_use.contains(&name.0));",
-        to: "let busy = busy.keys().filter(|name| node.in_use.contains(&name.0) && !MUTANT);",
+        from: "let busy = busy.volumes().filter(|name| node.in_use.contains(&name.0));",
+        to: "let busy = busy.volumes().filter(|name| node.in_use.contains(&name.0) && !MUTANT);",
     },
     Mutant {
         name: "hidden-end",

@@ -222,7 +222,7 @@ impl Mount<'_> {
         before: Before,
     ) -> Result<Option<Publishing>, Failure> {
         let (phase, ports) = (Phase::SetUp, &self.context.ports);
-        if self.context.state().desired.volume(self.uid, self.volume).is_none() {
+        if !self.may_publish() {
             // Its pod has ended meanwhile.
             return Ok(None);
         }

@@ -20,21 +20,36 @@ impl Mount<'_> {
         let device = device(reader.node().borrow().as_deref(), self.volume);
         let mut request = request(self.uid, &self.pod, &self.spec, source, device)?;
         let secret = secret(reader, &self.pod, source).await?;
-        request.options.iter_mut().for_each(|told| told.secret.clone_from(&secret));
         self.one_of_its_pods()?;
         let _place = self.context.place(&source.driver).await;
-        // Giving it to a group is part of it, and told by nobody: what takes long is the driver's mount more often.
-        let reply = self.context.ports.verbs.set_up_flex(request).await.map_err(|error| {
-            if source.can.attach && fc::may_be_attached(&error) {
-                self.attempted();
+        if source.can.attach {
+            self.mount_flex_device(request.clone()).await?;
+            request.part = api::FlexPart::Pod.into();
+            if !self.may_publish() {
+                return Ok(());
             }
-            failure(&error)
-        })?;
+        }
+        request.options.iter_mut().for_each(|told| told.secret.clone_from(&secret));
+        // Giving it to a group is part of it, and told by nobody: what takes long is the driver's mount more often.
+        let reply = self.context.ports.verbs.set_up_flex(request).await.map_err(|error| failure(&error))?;
         // Until its file system fills it, the pod does not have it.
         self.mounted_as(Presence::Uncertain, reply.host_path.clone(), reply.relabel);
         self.expand().await?;
         self.mounted_as(Presence::Yes, reply.host_path, reply.relabel);
         Ok(())
+    }
+
+    /// What is done once a node, which holds back no pod's end. It is to be unmounted, whatever comes of it.
+    async fn mount_flex_device(&self, request: api::SetUpFlexRequest) -> Result<(), Failure> {
+        if self.context.state().desired.volume(self.uid, self.volume).is_none() {
+            return Ok(());
+        }
+        let request = api::SetUpFlexRequest { part: api::FlexPart::Device.into(), ..request };
+        let done = self.context.ports.verbs.set_up_flex(request).await;
+        if done.as_ref().err().is_none_or(fc::may_be_attached) {
+            self.attempted();
+        }
+        done.map(|_| ()).map_err(|error| failure(&error))
     }
 }
 
@@ -80,6 +95,7 @@ pub fn request(
         fs_group_on_root_mismatch: pod.on_root_mismatch,
         device: Some(device).filter(|_| source.can.attach),
         grow: None,
+        part: api::FlexPart::Unspecified.into(),
     })
 }
 

@@ -41,6 +41,15 @@ impl Mount<'_> {
     /// See [`Failure`]; both states say what is known of the volume then.
     pub async fn run(&self) -> Result<(), Failure> {
         self.check_node()?;
+        let comes_to_the_pod_later = match &self.spec.source {
+            Source::Csi(_) => true,
+            Source::Flex(source) => source.can.attach,
+            Source::Local { .. } | Source::Nfs { .. } | Source::HostPath { .. } => false,
+            Source::Fc(_) | Source::Iscsi(_) => false,
+        };
+        if !comes_to_the_pod_later && !self.may_publish() {
+            return Ok(());
+        }
         match &self.spec.source {
             Source::Csi(source) => self.set_up_csi(source).await,
             Source::Local { path, fs_type } => self.set_up_local(path, fs_type).await,
@@ -50,6 +59,16 @@ impl Mount<'_> {
             Source::Flex(source) => self.set_up_flex(source).await,
             Source::HostPath { path, kind } => self.set_up_host_path(path, kind).await,
         }
+    }
+
+    /// The pod still wants it, and its end waits from now on until this operation has ended.
+    pub(super) fn may_publish(&self) -> bool {
+        let mut state = self.context.state();
+        let wants = state.desired.volume(self.uid, self.volume).is_some();
+        if wants {
+            state.busy.publishes(self.volume, self.uid);
+        }
+        wants
     }
 
     /// The group that kubelet-volnetd gives the volume to.
