@@ -641,7 +641,8 @@ mod tests {
             ..ContainerStats::default()
         };
         assert_eq!(sample.pods[0].containers, [expected]);
-        let named: Vec<_> = sample.cgroups.iter().map(|group| group.name.as_str()).filter(|name| *name != "").collect();
+        let named: Vec<_> =
+            sample.cgroups.iter().map(|group| group.name.as_str()).filter(|name| !name.is_empty()).collect();
         assert_eq!(named, ["s1"], "/metrics/cadvisor has no series of it, as with upstream");
     }
 
