@@ -17,6 +17,8 @@ use bulkhead_types::{PodUid, VolumeName};
 use bulkhead_worker::fork_server::{WORKERS_MAX, Watch};
 use bulkhead_worker::{Connections, Limits, Message, Share, Shares, WorkerError, WorkerPool, serve};
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use tokio::time::Instant;
 use tonic::Status;
 
 use crate::files::{env_file, node_log};
@@ -26,6 +28,7 @@ use crate::volumes::content::{self, FilePath, Plugin, PutContentError};
 use crate::volumes::csi::data::VolData;
 use crate::volumes::csi::paths::{Nameless, Published, Staged};
 use crate::volumes::csi::publish::{self, Giving};
+use crate::volumes::csi::references::{self, Once};
 use crate::volumes::csi::{Prepared, stage, way};
 use crate::volumes::disk::options::{FsType, Options};
 use crate::volumes::disk::place::DiskPlace;
@@ -46,6 +49,8 @@ pub const LIMITS: Limits = Limits {
         node: Share { places: 4, at_once: 4, of_one: 4 },
         local: Share { places: 64, at_once: 8, of_one: 2 },
         foreign: Share { places: 64, at_once: 8, of_one: 2 },
+        // With those that wait half of the calls that a peer may have in work.
+        walks: Share { places: 64, at_once: 64, of_one: 2 },
     },
     hangs_after: Limits::HANGS_AFTER,
 };
@@ -53,6 +58,12 @@ const _: () = assert!(LIMITS.workers() <= WORKERS_MAX, "the fork server has fewe
 
 /// How long a caller waits for what gives a volume to its group: longer than that goes on.
 const GIVES: Duration = ownership::PATIENCE.saturating_add(Duration::from_secs(10));
+
+/// How long a caller waits for anything else.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// How long a question to whoever serves a mount is waited for, once a worker asks it: the worker ends before ([`way::ask`]), if the
+/// kernel lets it.
+const ANSWERS: Duration = Duration::from_secs(way::PATIENCE_S as u64 + 1);
 
 /// One act in a worker.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -126,6 +137,12 @@ pub enum Task {
         volume: VolumeName,
         device: Device,
     },
+    /// All its files.
+    GiveLocal {
+        pod: PodUid,
+        local: Local,
+        group: Group,
+    },
     OtherGroup {
         pod: PodUid,
         local: Local,
@@ -148,6 +165,7 @@ pub enum Task {
         pod: PodUid,
         flex: FlexVolume,
     },
+    /// All its files.
     GiveFlex {
         pod: PodUid,
         flex: FlexVolume,
@@ -177,9 +195,13 @@ pub enum Task {
     CommitStage {
         staged: Staged,
     },
-    /// Whether it may be taken back.
+    /// Whether it may be taken back; answers where else it is mounted.
     BeginUnstage {
         staged: Staged,
+    },
+    /// Whether nobody serves it any more.
+    AskOnce {
+        once: Once,
     },
     EndStage {
         staged: Staged,
@@ -198,7 +220,11 @@ pub enum Task {
     },
     CommitPublish {
         published: Published,
-        giving: Option<Giving>,
+    },
+    /// What CommitPublish has found there: all its files.
+    GivePublished {
+        published: Published,
+        giving: Giving,
     },
     BeginUnpublish {
         published: Published,
@@ -229,6 +255,8 @@ pub enum Done {
     Found(Found),
     Bound(Option<PathBuf>),
     Group(Option<u32>),
+    Elsewhere(Vec<String>),
+    Dead(bool),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -253,6 +281,7 @@ impl Task {
             Task::MountDevice { place, .. } => format!("MountDevice of {place}"),
             Task::GrowXfs { place, .. } => format!("GrowXfs of {place}"),
             Task::MapDisk { pod, volume, .. } => format!("MapDisk of volume {volume} of pod {pod}"),
+            Task::GiveLocal { pod, local, .. } => format!("GiveLocal of volume {} of pod {pod}", local.volume),
             Task::OtherGroup { pod, local } => format!("OtherGroup of volume {} of pod {pod}", local.volume),
             Task::EndDevice { volume } => format!("EndDevice of local volume {volume}"),
             Task::UnmountDevice { place } => format!("UnmountDevice of {place}"),
@@ -265,11 +294,13 @@ impl Task {
             Task::PrepareStage { staged, .. } => format!("PrepareStage of {}", staged.what()),
             Task::CommitStage { staged } => format!("CommitStage of {}", staged.what()),
             Task::BeginUnstage { staged } => format!("BeginUnstage of {}", staged.what()),
+            Task::AskOnce { once } => format!("AskOnce of {}", once.what()),
             Task::EndStage { staged } => format!("EndStage of {}", staged.what()),
             Task::EndNameless { nameless } => format!("EndStage of {}", nameless.what()),
             Task::PreparePublish { published, .. } => format!("PreparePublish of {}", published.what()),
             Task::AskPublished { published } => format!("AskPublished of {}", published.what()),
-            Task::CommitPublish { published, .. } => format!("CommitPublish of {}", published.what()),
+            Task::CommitPublish { published } => format!("CommitPublish of {}", published.what()),
+            Task::GivePublished { published, .. } => format!("GivePublished of {}", published.what()),
             Task::BeginUnpublish { published } => format!("BeginUnpublish of {}", published.what()),
             Task::EndPublish { published } => format!("EndPublish of {}", published.what()),
             Task::OpenEnvFile { pod, volume, .. } => format!("EnvFile in volume {volume} of pod {pod}"),
@@ -283,11 +314,9 @@ impl Task {
     /// gives a volume to its group is waited for as long as that may take: it goes on while it is named as what takes long.
     const fn patience(&self) -> Duration {
         match self {
-            Task::CommitPublish { giving: Some(_), .. } | Task::GiveFlex { .. } => GIVES,
-            Task::SetUpLocal { may_mount: true, local, .. } if local.group.is_some() => GIVES,
+            Task::GivePublished { .. } | Task::GiveLocal { .. } | Task::GiveFlex { .. } => GIVES,
             Task::SetUpNfs { may_mount: true, .. } => nfs::LONGEST_MOUNT,
-            Task::AskPublished { .. } => Duration::from_secs(way::PATIENCE_S as u64 + 1),
-            _ => Duration::from_secs(15),
+            _ => PATIENCE,
         }
     }
 }
@@ -328,11 +357,75 @@ pub async fn call<H: Send + 'static>(
     let what = task.what();
     let asked = async { workers.call(party::of(task).await, what.clone(), request, held).await };
     let answered = tokio::time::timeout(task.patience(), asked).await;
-    let mut answer = answered.map_err(|_| hangs(workers, &what))?.map_err(unavailable)?;
+    read(&what, answered.map_err(|_| hangs(workers, &what))?.map_err(unavailable)?)
+}
+
+fn read(what: &str, mut answer: Message) -> Result<(Done, Option<OwnedFd>), Status> {
     let result: Result<Done, Refusal> = serde_json::from_slice(&answer.bytes)
-        .map_err(|error| Status::internal(format!("a worker's answer to {} is none: {error}", task.what())))?;
+        .map_err(|error| Status::internal(format!("a worker's answer to {what} is none: {error}")))?;
     let fd = answer.fds.pop();
     result.map(|done| (done, fd)).map_err(|refusal| Status::new(refusal.code.into(), refusal.message))
+}
+
+/// What came of a question to whoever serves a mount.
+#[derive(Debug)]
+pub enum Asked {
+    Answered(Result<Done, Status>),
+    /// It was asked, and does not answer.
+    Silent(String),
+    /// No worker could ask, or one was ended by something else: nothing is known.
+    Unasked(String),
+}
+
+/// Has a worker ask whoever serves a mount. While it waits it holds nothing of the caller's.
+pub async fn ask(workers: &WorkerPool, task: &Task) -> Asked {
+    let what = task.what();
+    let request = match serde_json::to_vec(task) {
+        Ok(bytes) => Message::of(bytes),
+        Err(error) => return Asked::Unasked(format!("{what}: {error}")),
+    };
+    let (begun, begins) = watch::channel(None);
+    let begun = move || {
+        begun.send_replace(Some(Instant::now()));
+    };
+    let asked = workers.call_telling(party::of(task).await, what.clone(), request, (), begun);
+    let mut waits = begins.clone();
+    let late = async move {
+        let begun = tokio::time::timeout(PATIENCE, waits.wait_for(Option::is_some)).await;
+        match begun.map(|begun| begun.is_ok()) {
+            Ok(true) => tokio::time::sleep(ANSWERS).await,
+            // No worker can have it, which the call itself says.
+            Ok(false) => std::future::pending().await,
+            Err(_) => {}
+        }
+    };
+    let answer = tokio::select! { biased; answer = asked => Some(answer), () = late => None };
+    let since = begins.borrow().map(|begun| begun.elapsed());
+    let error = match answer {
+        Some(Ok(answer)) => return Asked::Answered(read(&what, answer).map(|(done, _)| done)),
+        Some(Err(error)) => Some(error),
+        None => None,
+    };
+    let hangs_already = workers.hanging().iter().any(|hanging| hanging.what == what);
+    let why = error.as_ref().map_or_else(|| hangs(workers, &what).message().to_owned(), |e| bulkhead_types::chain(e));
+    if is_silent(error.as_ref(), since, hangs_already) { Asked::Silent(why) } else { Asked::Unasked(why) }
+}
+
+/// Whether a question without an answer was asked. `error`: the pool's, none where the time was over; `since`: how long a worker had it,
+/// if one did; `hangs_already`: a worker hangs in the very same question, asked now or before. Pure.
+fn is_silent(error: Option<&WorkerError>, since: Option<Duration>, hangs_already: bool) -> bool {
+    let ended_by_its_alarm = |since: Duration| since >= Duration::from_secs(way::PATIENCE_S.into()) / 2;
+    hangs_already
+        || match error {
+            None => since.is_some(),
+            Some(WorkerError::Ended { .. }) => since.is_some_and(ended_by_its_alarm),
+            Some(
+                WorkerError::Start(_)
+                | WorkerError::TooMany { .. }
+                | WorkerError::Queue { .. }
+                | WorkerError::Io { .. },
+            ) => false,
+        }
 }
 
 fn hangs(workers: &WorkerPool, what: &str) -> Status {
@@ -404,6 +497,10 @@ fn act(settings: &Settings, task: Task, fd: Option<OwnedFd>) -> Result<(Done, Op
             Done::Nothing
         }
         Task::MapDisk { pod, place, volume, device } => Done::Path(map::map(settings, &pod, &place, &volume, &device)?),
+        Task::GiveLocal { pod, local, group } => {
+            local::give(settings, &pod, &local, group)?;
+            Done::Nothing
+        }
         Task::OtherGroup { pod, local } => Done::Group(local::other_group(settings, &pod, &local)?),
         Task::EndDevice { volume } => {
             global::end(settings, &volume)?;
@@ -439,10 +536,8 @@ fn act(settings: &Settings, task: Task, fd: Option<OwnedFd>) -> Result<(Done, Op
             stage::commit(settings, &staged)?;
             Done::Nothing
         }
-        Task::BeginUnstage { staged } => {
-            stage::may_begin_end(settings, &staged)?;
-            Done::Nothing
-        }
+        Task::BeginUnstage { staged } => Done::Elsewhere(stage::may_begin_end(settings, &staged)?),
+        Task::AskOnce { once } => Done::Dead(references::is_dead(settings, &once)),
         Task::EndStage { staged } => {
             stage::end(settings, &staged)?;
             Done::Nothing
@@ -459,7 +554,11 @@ fn act(settings: &Settings, task: Task, fd: Option<OwnedFd>) -> Result<(Done, Op
             publish::ask(settings, &published)?;
             Done::Nothing
         }
-        Task::CommitPublish { published, giving } => Done::Path(publish::commit(settings, &published, giving)?),
+        Task::CommitPublish { published } => Done::Path(publish::commit(settings, &published)?),
+        Task::GivePublished { published, giving } => {
+            publish::give(settings, &published, giving)?;
+            Done::Nothing
+        }
         Task::BeginUnpublish { published } => {
             publish::begin_end(settings, &published)?;
             Done::Nothing
@@ -477,4 +576,61 @@ fn act(settings: &Settings, task: Task, fd: Option<OwnedFd>) -> Result<(Done, Op
         }
     };
     Ok((done, None))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bulkhead_ipc::volnetd::CsiDevice;
+
+    #[test]
+    fn what_was_asked_and_has_not_answered_is_silent() {
+        let ended = || WorkerError::Ended { pid: 1, what: "a question".into() };
+        let too_many = || WorkerError::TooMany { count: 2, whom: "a pod".into(), names: String::new() };
+        let no_fork = || WorkerError::Start(std::io::ErrorKind::OutOfMemory.into());
+        let [soon, late] = [Some(Duration::from_millis(3)), Some(Duration::from_secs(1))];
+        for (error, since, hangs_already, silent) in [
+            (None, late, false, true),
+            (None, None, false, false),
+            (None, None, true, true),
+            (Some(ended()), late, false, true),
+            (Some(ended()), soon, false, false),
+            (Some(too_many()), None, false, false),
+            (Some(too_many()), None, true, true),
+            (Some(no_fork()), None, false, false),
+        ] {
+            assert_eq!(is_silent(error.as_ref(), since, hangs_already), silent, "{error:?} {since:?} {hangs_already}");
+        }
+    }
+
+    #[tokio::test]
+    async fn where_nobody_can_ask_nothing_is_known_of_a_mount() {
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let held = parking_lot::Mutex::new(held);
+        let work = move |request| {
+            let _ = held.lock().recv();
+            request
+        };
+        let workers = WorkerPool::here(Limits { hangs_after: Duration::from_millis(10), ..LIMITS }, work);
+        let question = |spec: &str| {
+            let (driver, volume_handle) = ("d".into(), spec.into());
+            let device = CsiDevice { driver, volume_handle, spec_name: spec.into(), block: false };
+            Task::AskPublished { published: Published::from_wire("p", Some(&device), false).unwrap() }
+        };
+        let silent = question("silent");
+        for hanging in 1..=LIMITS.shares.foreign.of_one {
+            let (workers, party, what) = (workers.clone(), party::of(&silent).await, silent.what());
+            tokio::spawn({
+                let workers = workers.clone();
+                async move { workers.call(party, what, Message::of(Vec::new()), ()).await }
+            });
+            while workers.hanging().len() < hanging {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+        assert!(matches!(ask(&workers, &silent).await, Asked::Silent(why) if why.contains("volume silent of pod p")));
+        let asked = ask(&workers, &question("dead")).await;
+        assert!(matches!(&asked, Asked::Unasked(why) if why.contains("as many as there may be")), "{asked:?}");
+        drop(release);
+    }
 }

@@ -12,6 +12,7 @@ use bulkhead_sys::loop_device;
 use bulkhead_testkit::machine;
 use bulkhead_testkit::silent_fs::SilentFs;
 use bulkhead_testkit::skip::{Lack, skip_this_test};
+use rustix::io::Errno;
 use tonic::transport::Channel;
 
 use crate::csi::{Disk, device, mount_tmpfs, published, staged, to_commit, to_publish, to_stage};
@@ -299,7 +300,7 @@ async fn files_of_drivers_that_never_answer_hold_up_one_volume() {
     // Whoever asks again gets to know what hangs, in time.
     let refused = tokio::time::timeout(LONG, csi.commit_publish(commit)).await.unwrap().unwrap_err();
     assert_eq!(refused.code(), tonic::Code::Unavailable);
-    let names = "has been in CommitPublish of volume pv of pod p for";
+    let names = "has been in GivePublished of volume pv of pod p for";
     assert!(refused.message().contains(names), "{}", refused.message());
     // What is mounted is not entered to see that it is.
     let refused = tokio::time::timeout(LONG, csi.end_stage(unstage(epoch, false))).await.unwrap().unwrap_err();
@@ -330,20 +331,30 @@ async fn a_mount_that_is_found_dead_is_refused() {
     csi.commit_publish(to_commit("p", device(false))).await.unwrap();
     drop(dead);
 
-    // One that does not answer may yet, however often it is asked, and is not held: its driver can take it away.
+    // Whatever is answered is an answer: upstream's IsCorruptedMnt knows EWOULDBLOCK.
+    for errno in [Errno::AGAIN, Errno::BUSY, Errno::INTR] {
+        let refusing = SilentFs::mount_refusing(Path::new(&target), errno.raw_os_error()).unwrap();
+        let refused = csi.commit_publish(found.clone()).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::Internal, "{errno}: {refused:?}");
+        drop(refusing);
+    }
+
+    // One that does not answer may yet, however often it is asked, and its mount is not held: its driver can take it away.
+    let unmount = || rustix::mount::unmount(Path::new(&target), rustix::mount::UnmountFlags::empty()).unwrap();
     let silent = SilentFs::mount_silent(Path::new(&target)).unwrap();
     for _ in 0..3 {
         let reply = tokio::time::timeout(LONG, csi.commit_publish(found.clone())).await.unwrap().unwrap();
         assert_eq!(reply.into_inner().host_path, target);
     }
+    // Who has asked waits for as long as the server lives, whatever is mounted.
     assert!(silent.unanswered() > 0);
-    drop(silent);
+    unmount();
     let unserved = SilentFs::mount_unserved(Path::new(&target)).unwrap();
     for _ in 0..2 {
         tokio::time::timeout(LONG, csi.commit_publish(found.clone())).await.unwrap().unwrap();
     }
-    rustix::mount::unmount(Path::new(&target), rustix::mount::UnmountFlags::empty()).unwrap();
-    drop(unserved);
+    unmount();
+    drop((silent, unserved));
     csi.begin_unpublish(end(epoch, false)).await.unwrap();
     csi.end_publish(end(epoch, false)).await.unwrap();
     program.stop().await;
@@ -380,5 +391,47 @@ async fn what_is_mounted_elsewhere_on_the_machine_is_not_unstaged() {
     rustix::mount::unmount(Path::new(&twin), rustix::mount::UnmountFlags::empty()).unwrap();
     rustix::mount::unmount(Path::new(&staging), rustix::mount::UnmountFlags::empty()).unwrap();
     csi.end_stage(unstage(epoch, false)).await.unwrap();
+    program.stop().await;
+}
+
+/// What is mounted elsewhere, too, and does not answer is not known to be dead: it stays, and nobody is kept from it.
+#[tokio::test(flavor = "current_thread")]
+async fn what_is_mounted_elsewhere_and_silent_is_not_held() {
+    if !SilentFs::is_possible() {
+        skip_this_test(Lack::Fuse).unwrap();
+        return;
+    }
+    let Some(program) = Program::new("csi-elsewhere-silent") else { return };
+    let (epoch, mut csi, _) = clients(&program).await;
+    let by_hand = program.remote.dir.join("host/by-hand");
+    std::fs::create_dir_all(&by_hand).unwrap();
+    let unmount = |point: &Path| rustix::mount::unmount(point, rustix::mount::UnmountFlags::empty()).unwrap();
+
+    // What nobody serves any more nobody loses.
+    let staging = csi.prepare_stage(to_stage(device(false))).await.unwrap().into_inner().staging_path;
+    let dead = SilentFs::mount_dead(Path::new(&staging)).unwrap();
+    csi.commit_stage(device(false)).await.unwrap();
+    rustix::mount::mount_bind(Path::new(&staging), &by_hand).unwrap();
+    csi.begin_unstage(unstage(epoch, false)).await.unwrap();
+    unmount(&by_hand);
+    drop(dead);
+    csi.end_stage(unstage(epoch, false)).await.unwrap();
+
+    csi.prepare_stage(to_stage(device(false))).await.unwrap();
+    let silent = SilentFs::mount_silent(Path::new(&staging)).unwrap();
+    csi.commit_stage(device(false)).await.unwrap();
+    rustix::mount::mount_bind(Path::new(&staging), &by_hand).unwrap();
+    for _ in 0..3 {
+        let refused = tokio::time::timeout(LONG, csi.begin_unstage(unstage(epoch, false))).await.unwrap().unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::Aborted, "{refused:?}");
+        assert!(refused.message().contains("is still mounted by other references"), "{refused:?}");
+    }
+    assert!(silent.unanswered() > 0);
+    // Neither the volume's lock nor a mount is held by who waits.
+    unmount(&by_hand);
+    csi.begin_unstage(unstage(epoch, false)).await.unwrap();
+    unmount(Path::new(&staging));
+    csi.end_stage(unstage(epoch, false)).await.unwrap();
+    drop(silent);
     program.stop().await;
 }

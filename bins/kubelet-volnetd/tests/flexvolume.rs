@@ -4,6 +4,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bulkhead_helper::{Door, Limits, serve};
 use bulkhead_ipc::common::flex_reply::Outcome;
@@ -13,13 +14,17 @@ use bulkhead_ipc::helper::Asker;
 use bulkhead_ipc::volnetd::volumes_client::VolumesClient;
 use bulkhead_ipc::volnetd::*;
 use bulkhead_sys::scm;
-use kubelet_volnetd::journal::StagedKey;
+use bulkhead_testkit::silent_fs::SilentFs;
+use bulkhead_testkit::skip::{Lack, skip_this_test};
+use bulkhead_types::{PodUid, VolumeName};
+use kubelet_volnetd::journal::{Intent, StagedKey};
 use parking_lot::Mutex;
 use prost::Message as _;
 use tokio::sync::Notify;
 use tonic::Code;
 
 use crate::disks::{Loop, MIB, serve_disks, size};
+use crate::walks::{is_busy, others_go_on};
 use crate::world::{SYNCD, World, world};
 
 type Volumes = VolumesClient<tonic::transport::Channel>;
@@ -348,6 +353,39 @@ async fn what_a_driver_that_attaches_refuses_and_what_another_kubelet_has_left()
     }
 }
 
+/// A driver may take the device away with what it unmounts: who else has that mounted keeps it.
+#[tokio::test(flavor = "current_thread")]
+async fn what_is_mounted_elsewhere_on_the_machine_its_driver_is_not_asked_to_unmount() {
+    let Some((world, mut volumes, driver)) = with_driver(&["p"]).await else { return };
+    driver.says(Outcome::NotSupported, Outcome::NotSupported);
+    driver.0.lock().attaches = true;
+    driver.0.lock().device = Outcome::Done;
+    volumes.set_up_flex(attached("p")).await.unwrap();
+    assert!(volumes.tear_down_pod(tear_down(&world, "p")).await.unwrap().into_inner().done);
+    driver.asked();
+    let of_driver = world.dir.join("root/plugins/kubernetes.io/flexvolume/v/d/mounts");
+    let (once, twin, by_hand) = (of_driver.join("data"), of_driver.join("twin"), world.dir.join("host/by-hand"));
+    for folder in [&twin, &by_hand] {
+        std::fs::create_dir_all(folder).unwrap();
+        rustix::mount::mount_bind(&once, folder).unwrap();
+    }
+    for device in [Outcome::Done, Outcome::NotSupported] {
+        driver.0.lock().device = device;
+        let refused = volumes.end_disk(end(&world, "v/d/data")).await.unwrap_err();
+        let text = format!(
+            "GetDeviceMountRefs check failed: the device mount path {once:?} is still mounted by other references [{}]",
+            by_hand.display()
+        );
+        assert_eq!((refused.code(), refused.message()), (Code::Aborted, text.as_str()));
+        assert!(driver.asked().is_empty() && world.mounts(&once).len() == 1);
+    }
+    rustix::mount::unmount(&by_hand, rustix::mount::UnmountFlags::empty()).unwrap();
+    // What is another volume's does not count.
+    volumes.end_disk(end(&world, "v/d/data")).await.unwrap();
+    assert!(driver.asked() == ["unmountdevice data"] && !once.exists());
+    rustix::mount::unmount(&twin, rustix::mount::UnmountFlags::empty()).unwrap();
+}
+
 /// What the driver mounts in a pod by itself mountinfo shows as no part of what is mounted once a node, where anything is.
 #[tokio::test(flavor = "current_thread")]
 async fn what_is_mounted_once_a_node_stays_while_a_pod_has_its_folder() {
@@ -465,6 +503,36 @@ async fn one_works_on_what_is_mounted_once_a_node() {
     assert_eq!(driver.asked(), ["init", "init"]);
     drop(held);
     volumes.set_up_flex(attached("p")).await.unwrap();
+}
+
+/// What was mounted and not given to its group yet is given now, which takes as long as it takes.
+#[tokio::test(flavor = "current_thread")]
+async fn a_walk_holds_its_volume_alone() {
+    if !SilentFs::is_possible() {
+        return skip_this_test(Lack::Fuse).unwrap();
+    }
+    let Some((world, volumes, _driver)) = with_driver(&["p"]).await else { return };
+    let folder = folder(&world, "p");
+    std::fs::create_dir_all(&folder).unwrap();
+    let mounted = SilentFs::mount_unlistable(&folder).unwrap();
+    let intent = Intent::Mount { plugin: "v/d".into(), volume: VolumeName::parse("data").unwrap() };
+    world.node.journal.begin(&PodUid::parse("p").unwrap(), intent).unwrap();
+    let (mut walks, mut again, mut tears) = (volumes.clone(), volumes.clone(), volumes.clone());
+    let walk = tokio::spawn(async move { walks.set_up_flex(request("p")).await });
+    while mounted.unanswered() == 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    others_go_on(&world, "p").await;
+    let torn = TearDownPodRequest { pod_uid: "p".into(), guard: world.guard(1), volumes_only: false };
+    let (again, refused) = tokio::join!(again.set_up_flex(request("p")), tears.tear_down_pod(torn));
+    is_busy(again, "GiveFlex of volume data of pod p");
+    is_busy(refused, "GiveFlex of volume data of pod p");
+    assert!(!world.node.journal.all().is_empty());
+    drop(mounted);
+    // As upstream: what cannot be looked at is left as it is.
+    walk.await.unwrap().unwrap();
+    assert!(world.node.journal.all().is_empty());
+    others_go_on(&world, "p").await;
 }
 
 #[tokio::test(flavor = "current_thread")]

@@ -18,6 +18,7 @@ const FORGET: u32 = 2;
 const GETATTR: u32 = 3;
 const INIT: u32 = 26;
 const OPENDIR: u32 = 27;
+const READDIR: u32 = 28;
 const BATCH_FORGET: u32 = 42;
 
 /// Bytes of fuse_in_header.
@@ -46,10 +47,30 @@ impl SilentFs {
     /// # Errors
     /// No FUSE on this machine, or the mount is refused.
     pub fn mount(point: &Path) -> Result<Self> {
+        Self::served(point, false, None)
+    }
+
+    /// The same, which refuses everything with an errno.
+    ///
+    /// # Errors
+    /// As [`Self::mount`].
+    pub fn mount_refusing(point: &Path, errno: i32) -> Result<Self> {
+        Self::served(point, false, Some(errno))
+    }
+
+    /// The same, silent to whoever lists a folder: a walk begins, and goes no further.
+    ///
+    /// # Errors
+    /// As [`Self::mount`].
+    pub fn mount_unlistable(point: &Path) -> Result<Self> {
+        Self::served(point, true, None)
+    }
+
+    fn served(point: &Path, unlistable: bool, refusal: Option<i32>) -> Result<Self> {
         let device = connect(point)?;
         let (silent, unanswered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let told = (silent.clone(), unanswered.clone());
-        std::thread::spawn(move || serve(device, &told.0, &told.1));
+        std::thread::spawn(move || serve(device, &told.0, unlistable, refusal, &told.1));
         Ok(SilentFs { point: point.to_owned(), silent, unanswered, _device: None })
     }
 
@@ -109,7 +130,7 @@ fn connect(point: &Path) -> Result<File> {
     Ok(device)
 }
 
-fn serve(mut device: File, silent: &AtomicBool, unanswered: &AtomicUsize) {
+fn serve(mut device: File, silent: &AtomicBool, unlistable: bool, refusal: Option<i32>, unanswered: &AtomicUsize) {
     let mut buffer = vec![0; BUFFER];
     // ENODEV: it was unmounted.
     while let Ok(read) = device.read(&mut buffer) {
@@ -119,12 +140,14 @@ fn serve(mut device: File, silent: &AtomicBool, unanswered: &AtomicUsize) {
         if read < HEADER || [FORGET, BATCH_FORGET].contains(&opcode) {
             continue;
         }
-        if silent.load(Ordering::SeqCst) && opcode != INIT {
+        let is_unanswered = silent.load(Ordering::SeqCst) || (unlistable && opcode == READDIR);
+        if is_unanswered && opcode != INIT {
             unanswered.fetch_add(1, Ordering::SeqCst);
             continue;
         }
         let body = match opcode {
             INIT => init(),
+            _ if refusal.is_some() => Vec::new(),
             // Every name is the directory 2.
             LOOKUP => [[2_u64, 0, 0, 0].map(u64::to_le_bytes).concat(), vec![0; 8], attributes(2)].concat(),
             GETATTR => [vec![0; 16], attributes(node)].concat(),
@@ -132,7 +155,7 @@ fn serve(mut device: File, silent: &AtomicBool, unanswered: &AtomicUsize) {
             _ => Vec::new(),
         };
         // ENOSYS for what is not known.
-        let error: i32 = if body.is_empty() { -38 } else { 0 };
+        let error: i32 = if body.is_empty() { -refusal.unwrap_or(38) } else { 0 };
         let length = u32::try_from(16 + body.len()).unwrap_or(u32::MAX);
         let answer = [&length.to_le_bytes()[..], &error.to_le_bytes(), &unique.to_le_bytes(), &body].concat();
         let _ = device.write_all(&answer);

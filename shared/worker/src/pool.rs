@@ -53,6 +53,10 @@ pub enum WorkerError {
         "{count} worker processes hang in file systems that do not answer, as many as there may be for {whom}: {names}"
     )]
     TooMany { count: usize, whom: String, names: String },
+    #[error(
+        "{count} worker processes are at work on {whom} and as many requests wait for them, no further one may: {names}"
+    )]
+    Queue { count: usize, whom: String, names: String },
     #[error("the worker process {pid} ended in the middle of {what}")]
     Ended { pid: u32, what: String },
     #[error("failed to talk to the worker process {pid}")]
@@ -84,6 +88,8 @@ struct State {
     idle: Vec<Worker>,
     sweeps: bool,
     taken: Taken,
+    /// Requests that wait for others which may take as long as they like.
+    queued: usize,
 }
 
 struct Inner {
@@ -99,20 +105,36 @@ struct Inner {
 struct Place {
     pool: Arc<Inner>,
     key: u64,
+    takes_long: bool,
+}
+
+/// A request's place among those that wait for what takes long, until it is dropped.
+struct Queued(Arc<Inner>);
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        self.0.lock().queued -= 1;
+    }
 }
 
 impl Place {
-    /// Waits for the answer of the worker `pid`, which is said to hang when that takes long: others need not wait for it then.
+    /// Waits for the answer of the worker `pid`, which is named when that takes long: it is said to hang, and others need not wait
+    /// for it, unless it is of a kind that takes long.
     async fn in_time<T>(&self, pid: u32, what: &str, answer: impl Future<Output = T>) -> T {
         let since = Instant::now();
         let mut answer = std::pin::pin!(answer);
         if let Ok(answer) = timeout(self.pool.limits.hangs_after, answer.as_mut()).await {
             return answer;
         }
-        tracing::warn!(pid, what, "a file system has not answered a worker for a while, others go on without it");
+        let takes_long = self.takes_long;
+        if takes_long {
+            tracing::info!(pid, what, "a worker looks at all files of a volume, which takes a while");
+        } else {
+            tracing::warn!(pid, what, "a file system has not answered a worker for a while, others go on without it");
+        }
         {
             let mut state = self.pool.lock();
-            state.taken.hangs(self.key, Hanging { pid, what: what.to_owned(), since });
+            state.taken.hangs(self.key, Hanging { pid, what: what.to_owned(), since, takes_long });
             self.pool.tell(&state);
         }
         self.pool.changed.notify_waiters();
@@ -172,7 +194,7 @@ impl WorkerPool {
     ///
     /// # Errors
     /// No worker can be had, or it ended without an answer. TooMany where the party's requests hang, as many as it may have, or
-    /// all of its kind do.
+    /// all of its kind do. Queue where too many wait for what takes long.
     pub async fn call<H: Send + 'static>(
         &self,
         party: Party,
@@ -180,11 +202,26 @@ impl WorkerPool {
         request: Message,
         held: H,
     ) -> Result<Message, WorkerError> {
+        self.call_telling(party, what, request, held, || ()).await
+    }
+
+    /// [`Self::call`], with `begun` called once a worker has the request. Where none could have it, it is dropped uncalled.
+    ///
+    /// # Errors
+    /// As [`Self::call`].
+    pub async fn call_telling<H: Send + 'static>(
+        &self,
+        party: Party,
+        what: String,
+        request: Message,
+        held: H,
+        begun: impl FnOnce() + Send + 'static,
+    ) -> Result<Message, WorkerError> {
         let (answer, answered) = oneshot::channel();
         let inner = self.inner.clone();
         // A task of its own: a caller that goes away lets go of the answer, not of the work.
         tokio::spawn(async move {
-            let result = inner.call(party, &what, request).await;
+            let result = inner.call(party, &what, request, begun).await;
             drop(held);
             let _ = answer.send(result);
         });
@@ -215,14 +252,22 @@ impl Inner {
         self.state.lock()
     }
 
-    async fn call(self: &Arc<Self>, party: Party, what: &str, request: Message) -> Result<Message, WorkerError> {
+    async fn call(
+        self: &Arc<Self>,
+        party: Party,
+        what: &str,
+        request: Message,
+        begun: impl FnOnce(),
+    ) -> Result<Message, WorkerError> {
         let place = self.place(party).await?;
         if let Source::Here(work) = &self.source {
+            begun();
             let work = work.clone();
             let done = place.in_time(std::process::id(), what, tokio::task::spawn_blocking(move || work(request)));
             return done.await.map_err(|error| WorkerError::Start(io::Error::other(error)));
         }
         let worker = self.begin(&request).await?;
+        begun();
         drop(request);
         let pid = worker.pid;
         let answer = worker.connection.async_io(Interest::READABLE, |socket| Message::recv(socket));
@@ -235,27 +280,45 @@ impl Inner {
         }
     }
 
-    /// Waits for a place, unless all that it could wait for hangs.
+    /// Waits for a place, unless all that it could wait for hangs, or others wait already for what takes long.
     async fn place(self: &Arc<Self>, party: Party) -> Result<Place, WorkerError> {
+        let mut queued = None;
         loop {
             // Before the look, so that no change is missed.
             let changed = self.changed.notified();
             if let Some(place) = self.try_place(&party)? {
                 return Ok(place);
             }
+            if party.kind.takes_long() && queued.is_none() {
+                queued = Some(self.queue(&party)?);
+            }
             changed.await;
         }
+    }
+
+    fn queue(self: &Arc<Self>, party: &Party) -> Result<Queued, WorkerError> {
+        let mut state = self.lock();
+        let count = self.limits.shares.of(party.kind).places;
+        if state.queued >= count {
+            let named = state.taken.hanging(|other| other.kind == party.kind);
+            return Err(WorkerError::Queue { count, whom: party.kind.to_string(), names: names(named) });
+        }
+        state.queued += 1;
+        Ok(Queued(self.clone()))
     }
 
     /// `None`: it is to wait.
     fn try_place(self: &Arc<Self>, party: &Party) -> Result<Option<Place>, WorkerError> {
         let mut state = self.lock();
         let too_many = |whom: String, hanging: Vec<&Hanging>| {
-            let names: Vec<String> = hanging.iter().map(ToString::to_string).collect();
-            WorkerError::TooMany { count: names.len(), whom, names: names.join("; ") }
+            let count = hanging.len();
+            WorkerError::TooMany { count, whom, names: names(hanging.into_iter()) }
         };
         match state.taken.verdict(&self.limits.shares, party) {
-            Verdict::Begin => Ok(Some(Place { pool: self.clone(), key: state.taken.begin(party.clone()) })),
+            Verdict::Begin => {
+                let (key, takes_long) = (state.taken.begin(party.clone()), party.kind.takes_long());
+                Ok(Some(Place { pool: self.clone(), key, takes_long }))
+            }
             Verdict::Wait => Ok(None),
             Verdict::PartyHangs => {
                 let own = state.taken.hanging(|other| other == party);
@@ -326,6 +389,10 @@ impl Inner {
     }
 }
 
+fn names<'a>(hanging: impl Iterator<Item = &'a Hanging>) -> String {
+    hanging.map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
 /// Lets workers go that have had nothing to do for a while: with its connection a worker ends. No timer runs without one.
 async fn sweep(pool: Weak<Inner>) {
     loop {
@@ -347,8 +414,11 @@ mod tests {
     use crate::shares::Share;
 
     const SHARE: Share = Share { places: 4, at_once: 2, of_one: 1 };
-    const LIMITS: Limits =
-        Limits { shares: Shares { node: SHARE, local: SHARE, foreign: SHARE }, hangs_after: Duration::from_millis(20) };
+    const WALKS: Share = Share { places: 2, at_once: 2, of_one: 1 };
+    const LIMITS: Limits = Limits {
+        shares: Shares { node: SHARE, local: SHARE, foreign: SHARE, walks: WALKS },
+        hangs_after: Duration::from_millis(20),
+    };
 
     /// A request of any bytes is silent until its turn to be released comes; an empty one is answered.
     fn pool() -> (WorkerPool, std::sync::mpsc::Sender<()>) {
@@ -409,6 +479,70 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         call(&pool, attacker(), b"").await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_request_has_begun_when_a_worker_has_it() {
+        let (pool, release) = pool();
+        let ask = |party| {
+            let (pool, (begun, begins)) = (pool.clone(), oneshot::channel());
+            let ask = Message::of(b"silent".to_vec());
+            let begun = move || begun.send(()).unwrap();
+            let asked = tokio::spawn(async move { pool.call_telling(party, "one".into(), ask, (), begun).await });
+            (asked, begins)
+        };
+        let mut asked = Vec::new();
+        for party in 0..SHARE.places {
+            let (one, begins) = ask(Party::foreign(party.to_string()));
+            begins.await.unwrap();
+            asked.push(one);
+        }
+        while pool.hanging().len() < SHARE.places {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let (refused, begins) = ask(Party::foreign("one more"));
+        begins.await.unwrap_err();
+        assert!(matches!(refused.await.unwrap(), Err(WorkerError::TooMany { .. })));
+        for one in asked {
+            release.send(()).unwrap();
+            one.await.unwrap().unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn walks_wait_for_walks_and_nobody_else_does() {
+        let (pool, release) = pool();
+        let walk = |whose: &'static str, bytes: &'static [u8]| {
+            let pool = pool.clone();
+            tokio::spawn(async move { call(&pool, Party::walk(whose), bytes).await })
+        };
+        let at_work = [walk("pod a", b"long"), walk("pod b", b"long")];
+        while pool.hanging().len() < WALKS.places {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert!(pool.hanging().iter().all(|one| one.takes_long));
+        // As many may wait, however long those at work have been named.
+        let waiting = [walk("pod a", b""), walk("pod c", b"")];
+        while pool.inner.lock().queued < WALKS.places {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let error = call(&pool, Party::walk("pod d"), b"").await.unwrap_err();
+        assert!(matches!(error, WorkerError::Queue { count: 2, .. }), "{error}");
+        assert!(
+            error.to_string().contains("on all files of volumes") && error.to_string().contains("been in a statfs")
+        );
+        for party in [Party::foreign("pod a"), Party::local("pod a"), Party::node("/")] {
+            call(&pool, party, b"").await.unwrap();
+        }
+        assert!(waiting.iter().all(|one| !one.is_finished()));
+        for _ in 0..WALKS.places {
+            release.send(()).unwrap();
+        }
+        for one in at_work.into_iter().chain(waiting) {
+            one.await.unwrap().unwrap();
+        }
+        assert_eq!(pool.inner.lock().queued, 0);
+        call(&pool, Party::walk("pod d"), b"").await.unwrap();
     }
 
     #[tokio::test]

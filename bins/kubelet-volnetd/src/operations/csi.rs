@@ -16,13 +16,14 @@ use tonic::Status;
 
 use super::{on_the_pool, to_its_end, unexpected};
 use crate::journal::{Intent, StagedKey, StagingIntent};
-use crate::node::{Node, PodLock};
+use crate::node::{Locks, Node, WalkLock};
 use crate::volumes::VolumeError;
 use crate::volumes::csi::data::VolData;
-use crate::volumes::csi::paths::{Nameless, Published, Staged};
+use crate::volumes::csi::paths::{Nameless, PLUGIN, Published, Staged};
 use crate::volumes::csi::publish::Giving;
+use crate::volumes::csi::references::Once;
 use crate::volumes::csi::{CsiError, Prepared};
-use crate::worker::{self, Done, Task};
+use crate::worker::{self, Asked, Done, Task};
 
 /// Where an intent is.
 #[derive(Debug, Clone)]
@@ -72,9 +73,6 @@ impl Noted {
     }
 }
 
-/// The locks that a verb holds, in this order: the pod's, the staged volume's.
-pub type Locks = Vec<PodLock>;
-
 /// Locks what is staged.
 ///
 /// # Errors
@@ -91,11 +89,27 @@ pub async fn lock_nameless(node: &Arc<Node>, nameless: &Nameless) -> Result<Lock
     Ok(vec![node.lock_staged(StagedKey::of(&nameless.data_folder()), &nameless.what()).await?])
 }
 
-/// Locks the pod, and of a block volume, whose folders pods share, the volume.
+/// Locks the pod's volume and the pod, and of a block volume, whose folders pods share, the staged one.
 ///
 /// # Errors
 /// Another verb works on one of them.
 pub async fn lock_published(node: &Arc<Node>, published: &Published) -> Result<Locks, Status> {
+    let volume = node.lock_volume(&published.pod, PLUGIN, &published.spec).await?;
+    let mut locks = lock_pod(node, published).await?;
+    locks.push(volume);
+    Ok(locks)
+}
+
+/// The same for CommitPublish: what is held until its end, and what until the pod's part is done.
+///
+/// # Errors
+/// Another verb works on one of them.
+pub async fn lock_to_commit(node: &Arc<Node>, published: &Published) -> Result<(WalkLock, Locks), Status> {
+    let walk = node.lock_walk(&published.pod, PLUGIN, &published.spec).await?;
+    Ok((walk, lock_pod(node, published).await?))
+}
+
+async fn lock_pod(node: &Arc<Node>, published: &Published) -> Result<Locks, Status> {
     let mut locks = vec![node.lock_pod(&published.pod).await?];
     if published.block {
         let folder = crate::volumes::csi::paths::block_data(&published.spec);
@@ -163,8 +177,10 @@ pub async fn prepare_publish(
 /// Does it, and drops the intent where it worked.
 async fn settle(node: Arc<Node>, locks: Locks, noted: Noted, task: Task) -> Result<Done, Status> {
     to_its_end(async move {
-        let (done, _) = worker::call(&node.workers, &task, None, Arc::new(locks)).await?;
+        let locks = Arc::new(locks);
+        let (done, _) = worker::call(&node.workers, &task, None, locks.clone()).await?;
         noted.end(&node);
+        drop(locks);
         Ok(done)
     })
     .await
@@ -181,43 +197,75 @@ pub async fn commit_stage(node: Arc<Node>, locks: Locks, staged: Staged) -> Resu
 /// (GCS FUSE) is waited for by nobody here, so no lock is held.
 ///
 /// # Errors
-/// INTERNAL: it is dead.
+/// INTERNAL: it is dead; UNAVAILABLE: nobody could ask it.
 pub async fn ask_published(node: &Node, published: &Published) -> Result<(), Status> {
-    let task = Task::AskPublished { published: published.clone() };
-    match worker::call(&node.workers, &task, None, ()).await {
-        Err(status) if status.code() == tonic::Code::Unavailable => {
-            tracing::info!(error = status.message(), "a mount that was found does not answer, and is taken as it is");
+    match worker::ask(&node.workers, &Task::AskPublished { published: published.clone() }).await {
+        Asked::Answered(answer) => answer.map(drop),
+        Asked::Silent(error) => {
+            tracing::info!(error, "a mount that was found does not answer, and is taken as it is");
             Ok(())
         }
-        looked => looked.map(|_| ()),
+        Asked::Unasked(why) => Err(Status::unavailable(why)),
     }
 }
 
-/// Gives what the runtime mounts.
+/// Refuses to take back what has `references` elsewhere on the machine, unless nobody serves it any more. Who asks that holds no lock:
+/// what does not answer may do so for long.
+///
+/// # Errors
+/// ABORTED: it is mounted elsewhere; UNAVAILABLE: nobody could ask it.
+pub async fn is_mounted_nowhere_else(node: &Node, once: Once, references: &[String]) -> Result<(), Status> {
+    if references.is_empty() {
+        return Ok(());
+    }
+    let refusal = once.refusal(&node.settings, references);
+    match worker::ask(&node.workers, &Task::AskOnce { once }).await {
+        Asked::Answered(Ok(Done::Dead(true))) => Ok(()),
+        Asked::Answered(Ok(Done::Dead(false))) | Asked::Silent(_) => Err(refusal.into()),
+        Asked::Answered(answer) => Err(answer.map_or_else(|status| status, |other| unexpected(&other))),
+        Asked::Unasked(why) => Err(Status::unavailable(why)),
+    }
+}
+
+/// Answers what the runtime mounts. While the volume is given to its group the pod is not locked, and the intent stands.
 ///
 /// # Errors
 /// The verb's own, or UNAVAILABLE where no worker answers.
 pub async fn commit_publish(
     node: Arc<Node>,
-    locks: Locks,
+    (walk, locks): (WalkLock, Locks),
     published: Published,
     giving: Option<Giving>,
 ) -> Result<PathBuf, Status> {
     let noted = Noted::Published(published.clone());
-    match settle(node, locks, noted, Task::CommitPublish { published, giving }).await? {
-        Done::Path(path) => Ok(path),
-        other => Err(unexpected(&other)),
-    }
+    to_its_end(async move {
+        let (walk, locks) = (Arc::new(walk), Arc::new(locks));
+        let task = Task::CommitPublish { published: published.clone() };
+        let path = match worker::call(&node.workers, &task, None, locks.clone()).await? {
+            (Done::Path(path), _) => path,
+            (other, _) => return Err(unexpected(&other)),
+        };
+        if let Some(giving) = giving.filter(|_| !published.block) {
+            drop(locks);
+            worker::call(&node.workers, &Task::GivePublished { published, giving }, None, walk.clone()).await?;
+        }
+        noted.end(&node);
+        drop(walk);
+        Ok(path)
+    })
+    .await
 }
 
 /// Notes the intent first; with `ends` it goes when the work is done.
 async fn take_back(node: Arc<Node>, locks: Locks, noted: Noted, task: Task, ends: bool) -> Result<(), Status> {
     to_its_end(async move {
         noted.begin(&node).await?;
-        worker::call(&node.workers, &task, None, Arc::new(locks)).await?;
+        let locks = Arc::new(locks);
+        worker::call(&node.workers, &task, None, locks.clone()).await?;
         if ends {
             noted.end(&node);
         }
+        drop(locks);
         Ok(())
     })
     .await
@@ -236,13 +284,19 @@ fn may_end(node: &Node, spec: Option<&VolumeName>, what: impl FnOnce() -> String
 }
 
 /// # Errors
-/// A pod has it; UNAVAILABLE where no worker answers.
+/// A pod has it; ABORTED where it is mounted elsewhere; UNAVAILABLE where no worker answers.
 pub async fn begin_unstage(node: Arc<Node>, locks: Locks, staged: Staged) -> Result<(), Status> {
     to_its_end(async move {
         may_end(&node, staged.block.as_ref(), || staged.what())?;
         let noted = Noted::of_staged(&staged);
-        worker::call(&node.workers, &Task::BeginUnstage { staged }, None, Arc::new(locks)).await?;
-        noted.begin(&node).await
+        let (locks, once) = (Arc::new(locks), Once::Csi(staged.clone()));
+        match worker::call(&node.workers, &Task::BeginUnstage { staged }, None, locks.clone()).await? {
+            (Done::Elsewhere(references), _) => is_mounted_nowhere_else(&node, once, &references).await?,
+            (other, _) => return Err(unexpected(&other)),
+        }
+        noted.begin(&node).await?;
+        drop(locks);
+        Ok(())
     })
     .await
 }

@@ -15,10 +15,11 @@ use tonic::Status;
 use super::attached::ATTACH;
 use super::flex::{UNMOUNTS, question, refused, waits};
 use super::local::{self, DEVICE, FileSystem, detailed, key};
-use super::{on_the_pool, to_its_end};
+use super::{csi, on_the_pool, to_its_end};
 use crate::flexvolume::FlexError;
 use crate::metrics::StorageOperation;
 use crate::node::{Node, PodLock};
+use crate::volumes::csi::references::{self, Once};
 use crate::volumes::disk::options::{FsType, Options};
 use crate::volumes::disk::{DiskError, Found, global, look};
 use crate::volumes::flex::FlexVolume;
@@ -143,7 +144,7 @@ pub async fn grow(node: &Arc<Node>, flex: &FlexVolume, told: &Told, held: &Arc<P
 /// Has the driver unmount what no pod has any more. What is not mounted is unmounted.
 ///
 /// # Errors
-/// A pod has it, the driver's own, or ABORTED where it takes long.
+/// A pod has it, the driver's own, or ABORTED where it is mounted elsewhere, or takes long.
 pub async fn end(node: Arc<Node>, flex: FlexVolume) -> Result<(), Status> {
     let of = flex.clone();
     let work = to_its_end(async move {
@@ -161,9 +162,16 @@ async fn unmounted(node: &Arc<Node>, flex: &FlexVolume) -> Result<(), Status> {
     let at = place.clone();
     let look = on_the_pool(node, move |node| {
         let is_mounted = global::is_mounted(&node.settings, &at)?;
-        global::is_free(&node.settings, &at).map(|()| is_mounted)
+        global::is_free(&node.settings, &at)?;
+        let once = Once::Flex(at);
+        if is_mounted {
+            references::elsewhere(&node.settings, &once).map(|found| Some((once, found)))
+        } else {
+            Ok(None)
+        }
     });
-    if look.await? {
+    if let Some((once, found)) = look.await? {
+        csi::is_mounted_nowhere_else(node, once, &found).await?;
         match node.flex.ask(&question(Act::UnmountDevice, flex)).await {
             Ok(_) => {}
             Err(FlexError::NotSupported) => {

@@ -138,8 +138,11 @@ fn code_of_csi(error: &CsiError) -> Code {
         CsiError::MountedElsewhere { .. } => Code::Aborted,
         CsiError::NotPrepared { .. } | CsiError::NoTarget { .. } => Code::NotFound,
         CsiError::Open { source, .. } => code_in_our_tree(source),
+        CsiError::Group { source, .. } => code_of_ownership(source),
         CsiError::Io { source, .. } => code_of_io(source),
         CsiError::Mount(MountError::Busy { .. }) => Code::FailedPrecondition,
+        // Whatever a mount answers is an answer: asking again would bring the same.
+        CsiError::Unserved { .. } => Code::Internal,
         CsiError::Link { .. }
         | CsiError::InTheWay { .. }
         | CsiError::MountInTheWay { .. }
@@ -329,5 +332,20 @@ fn code_of_broker(error: &BrokerError) -> Code {
         }
         BrokerError::Volume(error) => code_of_volume(error),
         BrokerError::Cgroup(error) => code_of_cgroup(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_mount_answers_is_not_taken_for_silence() {
+        for errno in
+            [Errno::AGAIN, Errno::BUSY, Errno::INTR, Errno::CONNREFUSED, Errno::NOTCONN, Errno::NOENT, Errno::LOOP]
+        {
+            let unserved = CsiError::Unserved { path: "/v".into(), source: errno.into() };
+            assert_eq!(code_of_csi(&unserved), Code::Internal, "{errno}");
+        }
     }
 }

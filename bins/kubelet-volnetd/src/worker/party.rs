@@ -71,6 +71,7 @@ fn whose(task: &Task) -> String {
         | Task::LookLocal { pod, .. }
         | Task::LookBound { pod, .. }
         | Task::MapDisk { pod, .. }
+        | Task::GiveLocal { pod, .. }
         | Task::OtherGroup { pod, .. }
         | Task::PrepareFlex { pod, .. }
         | Task::BindFlex { pod, .. }
@@ -80,11 +81,14 @@ fn whose(task: &Task) -> String {
         | Task::TearDownPod { pod, .. }
         | Task::OpenEnvFile { pod, .. } => of_pod(pod),
         Task::PreparePublish { published, .. }
-        | Task::CommitPublish { published, .. }
+        | Task::CommitPublish { published }
+        | Task::GivePublished { published, .. }
         | Task::BeginUnpublish { published }
         | Task::EndPublish { published } => of_pod(&published.pod),
         // A share of its own: the pod's other verbs go on beside mounts that do not answer.
         Task::AskPublished { published } => format!("what is mounted for pod {}", published.pod),
+        // The same of the volume's other verbs.
+        Task::AskOnce { once } => format!("what is mounted of {}", once.what()),
         Task::MountDevice { place, .. } | Task::GrowXfs { place, .. } | Task::UnmountDevice { place } => {
             place.to_string()
         }
@@ -112,6 +116,7 @@ fn entered(task: &Task) -> Entered<'_> {
         | Task::OpenEnvFile { .. }
         | Task::EndDevice { .. } => Entered::Known(Kind::Local),
         Task::OpenNodeLog { .. } => Entered::Known(Kind::Node),
+        Task::GivePublished { .. } | Task::GiveLocal { .. } | Task::GiveFlex { .. } => Entered::Known(Kind::Walk),
         Task::TearDownPod { pod, .. } => Entered::Pod(pod),
         Task::CheckHostPath { path, .. } => Entered::Path(path),
         Task::PrepareSubPath { pod, wanted } => match &wanted.root {
@@ -131,7 +136,6 @@ fn entered(task: &Task) -> Entered<'_> {
         Task::SetUpNfs { .. }
         | Task::PrepareFlex { .. }
         | Task::BindFlex { .. }
-        | Task::GiveFlex { .. }
         | Task::UnbindFlex { .. }
         | Task::EndFlex { .. }
         | Task::PrepareStage { .. }
@@ -141,6 +145,7 @@ fn entered(task: &Task) -> Entered<'_> {
         | Task::EndNameless { .. }
         | Task::PreparePublish { .. }
         | Task::AskPublished { .. }
+        | Task::AskOnce { .. }
         | Task::CommitPublish { .. }
         | Task::BeginUnpublish { .. }
         | Task::EndPublish { .. } => Entered::Known(Kind::Foreign),
@@ -238,6 +243,15 @@ mod tests {
         let tear_down = Task::TearDownPod { pod: pod("u"), scope: Scope::Everything, kept: Vec::new() };
         assert_eq!(entered(&tear_down), Entered::Pod(&pod("u")));
         assert_eq!((whose(&empty_dir), whose(&tear_down)), ("pod u".to_owned(), "pod u".to_owned()));
+        let flex = crate::volumes::flex::FlexVolume {
+            driver: bulkhead_types::FlexDriver::parse("v/d").unwrap(),
+            volume: bulkhead_types::VolumeName::parse("v").unwrap(),
+        };
+        let group = crate::volumes::empty_dir::Group { id: 1, on_root_mismatch: false };
+        let give = Task::GiveFlex { pod: pod("u"), flex: flex.clone(), group };
+        assert_eq!((entered(&give), whose(&give).as_str()), (Entered::Known(Kind::Walk), "pod u"));
+        let bind = Task::BindFlex { pod: pod("u"), flex };
+        assert_eq!(entered(&bind), Entered::Known(Kind::Foreign));
         let log = Task::OpenNodeLog { relative: None };
         assert_eq!(entered(&log), Entered::Known(Kind::Node));
     }

@@ -35,6 +35,8 @@ use bulkhead_sys::open::OpenError;
 use bulkhead_sys::tree::TreeError;
 use serde::{Deserialize, Serialize};
 
+use super::ownership::OwnershipError;
+
 /// Why a verb around a driver's call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CsiError {
@@ -56,6 +58,8 @@ pub enum CsiError {
     NoTarget { path: PathBuf },
     #[error("what the driver has put at {path} is {found}, and has to be {allowed}")]
     Target { path: PathBuf, found: &'static str, allowed: &'static str },
+    #[error("applyFSGroup failed for vol {handle}")]
+    Group { handle: String, source: OwnershipError },
     #[error("{path} is still mounted ({fs_type}), held by {holders}")]
     StillMounted { path: PathBuf, fs_type: String, holders: String },
     #[error(
@@ -66,6 +70,8 @@ pub enum CsiError {
     StillPublished { what: String, pods: String },
     #[error("{path} is not empty, and nothing is removed that a driver may need")]
     NotEmpty { path: PathBuf },
+    #[error("failed to examine {path}")]
+    Unserved { path: PathBuf, source: std::io::Error },
     #[error("failed to {doing} {path}")]
     Io { doing: &'static str, path: PathBuf, source: std::io::Error },
     #[error("failed to remove {path}")]

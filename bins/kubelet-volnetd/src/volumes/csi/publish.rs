@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use bulkhead_sys::open;
 use bulkhead_sys::tree;
-use rustix::fs::FileType;
+use rustix::fs::{FileType, Mode};
 use serde::{Deserialize, Serialize};
 
 use super::super::empty_dir::Group;
@@ -17,7 +17,7 @@ use super::paths::{self, Published};
 use super::{CsiError, Prepared, block, list, stage, way};
 use crate::node::Settings;
 
-/// What Commit does to the files of a volume.
+/// What is done to the files of a volume once it is published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Giving {
     pub group: Group,
@@ -155,25 +155,32 @@ fn undo(pod: &OwnedFd, shown: &Path, folder: &Path) {
 /// Asks whoever serves what was found mounted: whatever it answers but success refuses it. See [`way::ask`].
 ///
 /// # Errors
-/// Nobody serves it any more, as when a FUSE driver's process has ended.
+/// [`CsiError::Unserved`]: nobody serves it any more, as when a FUSE driver's process has ended.
 pub fn ask(settings: &Settings, published: &Published) -> Result<(), VolumeError> {
     let pod = pod_dir(settings, &published.pod)?;
     let shown = settings.paths.pod(&published.pod);
     let relative = paths::pod_mount(published.spec.as_str());
-    let Some((target, _)) = way::handle(pod.as_fd(), &shown, &relative)? else { return Ok(()) };
+    let path = shown.join(&relative);
+    let unserved = |source| CsiError::Unserved { path: path.clone(), source };
+    let target = match way::handle(pod.as_fd(), &shown, &relative) {
+        Ok(Some((target, _))) => target,
+        Ok(None) => return Ok(()),
+        Err(CsiError::Io { source, .. }) => return Err(unserved(source).into()),
+        Err(error) => return Err(error.into()),
+    };
     drop(pod);
-    let path = shown.join(relative);
-    way::ask(&target).map_err(|errno| CsiError::Io { doing: "examine", path, source: errno.into() }.into())
+    way::ask(target).map_err(|errno| unserved(errno.into()).into())
 }
 
-/// Looks at what the driver has published, and makes it the pod's; gives what the runtime mounts.
+/// Looks at what the driver has published, and makes it the pod's; answers what the runtime mounts. A driver that has put nothing there
+/// gets a folder, as containerd makes the source of a mount (upstream does not look).
 ///
 /// A mount is entered to give it to a group and for nothing else, as upstream's SetUpAt: a container of the very pod may be the one
 /// who serves it (GCS FUSE), which starts when all volumes are there, and one that has ended serves it no more.
 ///
 /// # Errors
 /// It was not prepared; what is published is not what it has to be.
-pub fn commit(settings: &Settings, published: &Published, giving: Option<Giving>) -> Result<PathBuf, VolumeError> {
+pub fn commit(settings: &Settings, published: &Published) -> Result<PathBuf, VolumeError> {
     let mounts = is_clear(settings, published)?;
     let pod = pod_dir(settings, &published.pod)?;
     let not_prepared = || CsiError::NotPrepared { what: published.what() };
@@ -192,26 +199,56 @@ pub fn commit(settings: &Settings, published: &Published, giving: Option<Giving>
     let target = shown.join(&relative);
     if !mounts.at(&target) {
         match way::handle(pod.as_fd(), &shown, &relative)? {
-            Some((_, FileType::Directory)) => {}
             // A driver may publish by a link (Fluid, IBM Storage Scale), which the runtime follows and nobody here.
-            Some((_, FileType::Symlink)) if giving.is_none() => {}
+            Some((_, FileType::Directory | FileType::Symlink)) => {}
             Some((_, kind)) => {
                 return Err(CsiError::Target { path: target, found: way::name_of(kind), allowed: "a folder" }.into());
             }
-            None => return Err(CsiError::NoTarget { path: target }.into()),
+            None => {
+                make_target(&pod, &relative).map_err(|source| CsiError::Io {
+                    doing: "make the folder",
+                    path: target.clone(),
+                    source,
+                })?;
+                tracing::warn!(pod = %published.pod, volume = %published.spec, path = %target.display(),
+                    "a CSI driver has published a volume and put nothing there: its pod gets an empty folder");
+            }
         }
-    }
-    if let Some(giving) = giving {
-        let root = open::dir_beneath(pod.as_fd(), &relative).map_err(|error| way::refused(&target, error))?;
-        give(&root, published, giving)?;
     }
     Ok(target)
 }
 
-fn give(root: &OwnedFd, published: &Published, giving: Giving) -> Result<(), VolumeError> {
-    let failed = |source| VolumeError::Ownership { pod: published.pod.clone(), volume: published.spec.clone(), source };
+/// The mode of containerd's.
+fn make_target(pod: &OwnedFd, relative: &Path) -> std::io::Result<()> {
+    let made = open::create_dirs_beneath(pod.as_fd(), relative, 0o755).map_err(std::io::Error::other)?;
+    Ok(rustix::fs::fchmod(&made, Mode::from_raw_mode(0o755))?)
+}
+
+/// Gives what [`commit`] has found to the group: all files of the volume. Of a driver's link itself is given and nothing that it leads
+/// to, as upstream's walkDeep does, which looks with Lstat.
+///
+/// # Errors
+/// It is no folder, or the walk does not come to its end.
+pub fn give(settings: &Settings, published: &Published, giving: Giving) -> Result<(), VolumeError> {
+    let mounts = is_clear(settings, published)?;
+    let pod = pod_dir(settings, &published.pod)?;
+    let shown = settings.paths.pod(&published.pod);
+    let relative = paths::pod_mount(published.spec.as_str());
+    let target = shown.join(&relative);
     let access = if giving.read_only { Access::ReadOnly } else { Access::ReadWrite };
     let group = giving.group;
+    if !mounts.at(&target)
+        && let Some((link, FileType::Symlink)) = way::handle(pod.as_fd(), &shown, &relative)?
+    {
+        if let Err(error) = ownership::give_one(link.as_fd(), group.id, access) {
+            tracing::warn!(path = %target.display(), group = group.id, %error, "cannot give a driver's link to a group");
+        }
+        return Ok(());
+    }
+    let root = open::dir_beneath(pod.as_fd(), &relative).map_err(|error| way::refused(&target, error))?;
+    drop(pod);
+    let handle = published.device.as_ref().map_or(published.spec.as_str(), |device| device.handle.as_str());
+    let failed = |source| CsiError::Group { handle: handle.to_owned(), source };
     if group.on_root_mismatch && ownership::is_given(root.as_fd(), group.id, access).map_err(failed)? {
         return Ok(());
     }

@@ -12,7 +12,8 @@ use super::super::{VolumeError, teardown};
 use super::data::{self, VolData};
 use super::list::belongs;
 use super::paths::{self, Nameless, Staged};
-use super::{CsiError, Prepared, references, way};
+use super::references::{self, Once};
+use super::{CsiError, Prepared, way};
 use crate::node::Settings;
 
 /// Of a folder that pods have.
@@ -186,14 +187,15 @@ pub fn pods_of_block(base: &OwnedFd, shown: &Path, spec: &str) -> Result<Vec<Str
     Ok(pods)
 }
 
-/// Refuses what a driver must not be asked to take back yet: a block volume that a pod has, a file system that is mounted elsewhere
-/// on the machine.
+/// Refuses what a driver must not be asked to take back yet: a block volume that a pod has. Answers where else on the machine a file
+/// system is mounted.
 ///
 /// # Errors
-/// [`CsiError::StillPublished`], [`CsiError::MountedElsewhere`].
-pub fn may_begin_end(settings: &Settings, staged: &Staged) -> Result<(), VolumeError> {
+/// [`CsiError::StillPublished`].
+pub fn may_begin_end(settings: &Settings, staged: &Staged) -> Result<Vec<String>, VolumeError> {
     may_end(settings, staged)?;
-    if staged.block.is_none() { references::is_mounted_nowhere_else(settings, staged) } else { Ok(()) }
+    let is_block = staged.block.is_some();
+    if is_block { Ok(Vec::new()) } else { references::elsewhere(settings, &Once::Csi(staged.clone())) }
 }
 
 /// Refuses to take away what a pod has of a block volume.

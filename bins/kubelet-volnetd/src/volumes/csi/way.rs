@@ -11,6 +11,7 @@ use bulkhead_sys::mountinfo::MountInfo;
 use bulkhead_sys::open::{self, OpenError};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
+use rustix::mount::OpenTreeFlags;
 
 use super::super::VolumeError;
 use super::CsiError;
@@ -210,11 +211,18 @@ pub fn handle(dir: BorrowedFd<'_>, shown: &Path, relative: &Path) -> Result<Opti
 /// How long [`ask`] waits, in seconds. A dead mount says so at once, and one that does not answer is not known to be dead.
 pub const PATIENCE_S: u32 = 1;
 
-/// Asks whoever serves what is behind a handle. The process ends where nobody answers in time: while it waits it holds the mount, which
-/// its driver may want to unmount.
-pub fn ask(handle: &OwnedFd) -> rustix::io::Result<()> {
+/// Asks whoever serves what is behind a handle. The process ends where nobody answers in time, unless a FUSE server has taken the question:
+/// the kernel ends nobody then before it answers or is gone (fuse(4), `request_wait_answer` of fs/fuse/dev.c).
+///
+/// The question goes through a mount of its own, which nobody else sees: who waits holds the file system, and not the mount, which its
+/// driver unmounts meanwhile. A mount that cannot be cloned (MS_UNBINDABLE) is asked and held itself.
+pub fn ask(handle: OwnedFd) -> rustix::io::Result<()> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    let apart = rustix::mount::open_tree(&handle, "", flags);
+    // Lets go of the handle where there is a clone.
+    let asked = apart.unwrap_or(handle);
     let _alarm = Alarm::after(PATIENCE_S);
-    rustix::fs::fstat(handle).map(drop)
+    rustix::fs::fstat(&asked).map(drop)
 }
 
 /// Removes one name: an empty folder, or what is no folder. Not being there is success, and so is that its folder is not.
