@@ -49,6 +49,14 @@ struct Bound {
     file: Option<FileId>,
 }
 
+/// What is told of a socket that is bound, and of none that is given again.
+#[derive(Debug, Clone, Copy)]
+pub enum Binding<'a> {
+    /// What has its name goes now.
+    Begins,
+    Done(&'a OwnedFd),
+}
+
 /// A socket, with the copy that is kept.
 #[derive(Debug)]
 pub struct AgentSocket {
@@ -86,16 +94,11 @@ impl AgentSocket {
     }
 
     /// A copy of the listening socket. One that was bound before is given again, as long as its file is there.
-    /// `named`: the root directory in the name by which clients find the socket. `keep` is told of a new one.
+    /// `named`: the root directory in the name by which clients find the socket. `tell` hears of a new one.
     ///
     /// # Errors
     /// Its folder is not root's alone, or the kernel refuses.
-    pub fn take(
-        &self,
-        root_dir: &Path,
-        named: &Path,
-        keep: impl FnOnce(&OwnedFd),
-    ) -> Result<OwnedFd, AgentSocketError> {
+    pub fn take(&self, root_dir: &Path, named: &Path, tell: impl Fn(Binding<'_>)) -> Result<OwnedFd, AgentSocketError> {
         let mut kept = self.kept.lock();
         let folder = folder(root_dir, self.folder)?;
         let path = named.join(self.folder).join(self.name);
@@ -107,11 +110,12 @@ impl AgentSocket {
         let bound = match kept.take().filter(is_bound) {
             Some(bound) => Bound { file: there, ..bound },
             None => {
+                tell(Binding::Begins);
                 if self.clears {
                     clear(folder.as_fd(), &named.join(self.folder))?;
                 }
                 let bound = bind(folder.as_fd(), self.name, &path)?;
-                keep(&bound.socket);
+                tell(Binding::Done(&bound.socket));
                 bound
             }
         };
@@ -269,7 +273,9 @@ mod tests {
         std::fs::write(folder.join("kubelet_internal_checkpoint"), "{}").unwrap();
         let _old = UnixListener::bind(&plugin).unwrap();
         let kept = Cell::new(0);
-        let take = |of: &AgentSocket| of.take(root.path(), root.path(), |_| kept.set(kept.get() + 1));
+        let take = |of: &AgentSocket| {
+            of.take(root.path(), root.path(), |bind| kept.set(kept.get() + u32::from(matches!(bind, Binding::Done(_)))))
+        };
         let own = AgentSocket::device_plugins();
         let first = take(&own).unwrap();
         let left = |folder: &Path| {

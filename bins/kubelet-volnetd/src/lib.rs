@@ -54,6 +54,7 @@
 //! | [`flexvolume`] | how kubelet-flexvolume is asked |
 //! | [`inhibitor`] | nothing: the lock that delays a shutdown, one copy of it |
 //! | [`agent_sockets`] | whether a socket by which plugins register with kubelet-syncd, or agents ask it, is bound anew |
+//! | [`other_kubelet`] | whether another kubelet has had the node, and who is told so |
 //! | [`cgroups`] | the pods' cgroup tree and its limits |
 //! | [`node`] | nothing: what every verb has at hand, and one lock for each pod |
 //! | [`settings`] | what of the node's configuration concerns this process |
@@ -95,6 +96,7 @@ pub mod kubeconfig;
 pub mod metrics;
 pub mod node;
 pub mod operations;
+pub mod other_kubelet;
 pub mod service;
 pub mod settings;
 pub mod setup;
@@ -268,6 +270,7 @@ pub fn open(
         other => other?,
     };
     volumes::list::drop_contradicted(&node);
+    other_kubelet::look(&node.settings.paths, node.state(), || volumes::csi::boot::forget(&node));
     volumes::csi::boot::look(&node)?;
     Ok(node)
 }

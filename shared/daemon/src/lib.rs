@@ -38,5 +38,5 @@ pub use listeners::Passed;
 pub use metrics::encode as encode_metrics;
 pub use process_metrics::{of as process_metrics_of, start_time as process_start_time};
 pub use skeleton::{Daemon, FORK_SERVER, RunError, Spec, run};
-pub use state_dir::{StateDir, StateError};
+pub use state_dir::{ANOTHER_KUBELET, StateDir, StateError};
 pub use traces::wire_span;

@@ -22,6 +22,10 @@ pub enum StateError {
     Write { name: String, source: std::io::Error },
 }
 
+/// The file that kubelet-volnetd puts into state folders when it finds that another kubelet has had the node: what the folder's files
+/// say of pods is of the time before. Who has nothing there that would be acted upon is not told.
+pub const ANOTHER_KUBELET: &str = "another-kubelet";
+
 /// An open, locked state folder.
 #[derive(Debug)]
 pub struct StateDir {
@@ -87,6 +91,36 @@ impl StateDir {
             Err(error) => Err(StateError::Write { name: name.to_owned(), source: error.into() }),
         }
     }
+
+    /// Removes `files` where another kubelet has had the node since they were written ([`ANOTHER_KUBELET`]). True: so it was, and it is
+    /// said again until [`StateDir::taken_over`].
+    ///
+    /// # Errors
+    /// Of the disk; the next start tries again.
+    pub fn drop_outdated(&self, files: &[&str]) -> Result<bool, StateError> {
+        match rustix::fs::statat(&self.dir, ANOTHER_KUBELET, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::NOENT) => return Ok(false),
+            Err(error) => {
+                return Err(StateError::Read { name: ANOTHER_KUBELET.to_owned(), source: error.into() });
+            }
+        }
+        for file in files {
+            self.remove(file)?;
+        }
+        Ok(true)
+    }
+
+    /// Nothing outdated is left.
+    ///
+    /// # Errors
+    /// Of the disk; the next start drops what is outdated once more.
+    pub fn taken_over(&self) -> Result<(), StateError> {
+        let failed = |source| StateError::Write { name: ANOTHER_KUBELET.to_owned(), source };
+        // What was removed is gone for good before the word is.
+        self.dir.sync_all().map_err(failed)?;
+        self.remove(ANOTHER_KUBELET)
+    }
 }
 
 impl AsFd for StateDir {
@@ -115,6 +149,27 @@ mod tests {
         assert_eq!(state.read("a.json")?, None);
         drop(state);
         StateDir::lock(open()?)?;
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_outdated_is_dropped_until_the_node_is_taken_over() -> Result<(), Box<dyn std::error::Error>> {
+        let temp = tempfile::tempdir()?;
+        let state = StateDir::lock(File::open(temp.path())?.into())?;
+        let files = || ["a", "b"].map(|name| state.read(name).ok().flatten().is_some());
+        let write = || state.write("a", b"").and_then(|()| state.write("b", b""));
+        write()?;
+        assert!(!state.drop_outdated(&["a"])?);
+        assert_eq!(files(), [true, true]);
+        std::fs::write(temp.path().join(ANOTHER_KUBELET), "")?;
+        for _ in 0..2 {
+            assert!(state.drop_outdated(&["a"])?);
+            assert_eq!(files(), [false, true]);
+            write()?;
+        }
+        state.taken_over()?;
+        assert!(!state.drop_outdated(&["a"])?);
+        assert_eq!(files(), [true, true]);
         Ok(())
     }
 

@@ -13,13 +13,13 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::client_pair::ClientPairError;
-use crate::agent_sockets::{self, AgentSocketError};
+use crate::agent_sockets::{self, AgentSocketError, Binding};
 use crate::files::{FileError, image_pulls, rotation};
 use crate::kubeconfig::KubeconfigError;
 use crate::node::{Node, Settings};
 use crate::validate::{self, InvalidRequest, LogPlace};
 use crate::volumes::VolumeError;
-use crate::{journal, verbs};
+use crate::{journal, other_kubelet, verbs};
 
 /// Upstream's state files have some bytes for each pod; the largest, of a node with 500 pods, is below 2 MiB.
 const MAX_STATE_BYTES: u64 = 16 << 20;
@@ -104,7 +104,11 @@ pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerEr
         Kind::Credential(credential) => super::credential::open(node, credential.kind()),
         Kind::Listener(listener) if listener.kind() == wire::listener::Kind::PodResources => {
             let Settings { paths, named_root_dir, .. } = &node.settings;
-            Ok(node.pod_resources.take(&paths.root_dir, named_root_dir, |_| ())?)
+            let note = |bind: Binding<'_>| match bind {
+                Binding::Begins => other_kubelet::binding(node.state()),
+                Binding::Done(_) => other_kubelet::bound(&paths.root_dir, node.state()),
+            };
+            Ok(node.pod_resources.take(&paths.root_dir, named_root_dir, note)?)
         }
         Kind::Listener(listener) if listener.kind() == wire::listener::Kind::PodsApi => {
             let Settings { paths, named_root_dir, pods_api, .. } = &node.settings;
@@ -117,7 +121,11 @@ pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerEr
         Kind::RegistryConfig(config) => super::credential::registry_config(node, config.index),
         Kind::Listener(listener) if listener.kind() == wire::listener::Kind::DevicePlugins => {
             let Settings { paths, named_root_dir, start_id, .. } = &node.settings;
-            let keep = |fd: &OwnedFd| bulkhead_daemon::kept::keep(&agent_sockets::kept_name(start_id), fd.as_fd());
+            let keep = |bind: Binding<'_>| {
+                if let Binding::Done(fd) = bind {
+                    bulkhead_daemon::kept::keep(&agent_sockets::kept_name(start_id), fd.as_fd());
+                }
+            };
             Ok(node.device_plugins.take(&paths.root_dir, named_root_dir, keep)?)
         }
         kind @ (Kind::NodeLog(_)

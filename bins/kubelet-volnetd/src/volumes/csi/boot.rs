@@ -8,6 +8,8 @@ use std::path::Path;
 
 use bulkhead_sys::open;
 use bulkhead_types::chain;
+use rustix::fs::AtFlags;
+use rustix::io::Errno;
 
 use super::super::VolumeError;
 use super::list;
@@ -44,6 +46,17 @@ pub fn look(node: &Node) -> Result<(), VolumeError> {
         tracing::warn!(error, "what is uncertain of volumes cannot be written down: the next start finds it out again");
     }
     Ok(())
+}
+
+/// All that is found is uncertain at [`look`], in this process or the next. On return that is on the disk.
+///
+/// # Errors
+/// Of the disk.
+pub fn forget(node: &Node) -> std::io::Result<()> {
+    match rustix::fs::unlinkat(node.state(), BOOT, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(rustix::fs::fsync(node.state())?),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 fn kept(node: &Node) -> Option<Vec<u8>> {
