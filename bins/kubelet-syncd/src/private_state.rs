@@ -12,7 +12,7 @@ use crate::evictions::book::{self, EvictionStore};
 use crate::evictions::pressure::{self, PressureStore};
 use crate::node_shutdown::record::{self, ShutdownStore};
 use crate::ooms::{self, OomStore};
-use crate::sources::uids::{UidBook, UidStore, UidStoreError};
+use crate::sources::uids::{FoundPod, UidBook, UidStore, UidStoreError};
 use kubelet_images::backoff as pull_back_off;
 use kubelet_images::pull_records::{self, PullRecords};
 use kubelet_images::{RecordStore, RecordStoreError};
@@ -52,6 +52,25 @@ impl PrivateState {
         understands: impl FnOnce(&[u8]) -> serde_json::Result<()>,
     ) -> Result<Option<Vec<u8>>, StateError> {
         self.0.load(file, |bytes| understands(bytes).map(|()| bytes.to_vec()))
+    }
+
+    /// Forgets what was decided before another kubelet had the node, when one has had it since: this is a first start then. What it
+    /// has made of pods counts, and what the API server was told of them. `found`: static pods that the runtime has now. To be called
+    /// before any of that is read. Where the disk refuses, the next start tries again.
+    pub fn after_another_kubelet(&self, found: &[FoundPod]) {
+        let outdated = [PROBES, EVICTIONS, PRESSURE].map(|file| file.name);
+        let forget = || -> Result<(), Box<dyn std::error::Error>> {
+            if !self.0.drop_outdated(&outdated)? {
+                return Ok(());
+            }
+            tracing::info!("another kubelet has had the node: starting as at a first take-over");
+            let book = UidStore::load(self)?;
+            UidStore::save(self, &book.after_another_kubelet(found))?;
+            Ok(self.0.taken_over()?)
+        };
+        if let Err(error) = forget() {
+            tracing::warn!(error = &*error, "failed to forget what was decided before another kubelet had the node");
+        }
     }
 
     /// What [`BackOffStore::save`] wrote last.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use bulkhead_daemon::StateDir;
+use bulkhead_daemon::{ANOTHER_KUBELET, StateDir};
 use bulkhead_types::{ContainerId, PodUid};
 use kubelet_probes::hooks::pre_stop::{NoStore, PreStops};
 use kubelet_probes::prober::journal::{ProbeStore, Restored};
@@ -161,4 +161,23 @@ fn damaged_state_is_kept_under_another_name() {
     assert_eq!(kept.len(), 6, "{kept:?}");
     assert!(kept.iter().all(|name| name.ends_with(".json.damaged")));
     assert!(temp.path().join("users-of-pods.json").exists(), "who has which users is never begun anew by itself");
+}
+
+/// What would be acted upon of the time before another kubelet had the node goes; what that kubelet did not change stays.
+#[test]
+fn another_kubelet_has_had_the_node() {
+    let (temp, state) = folder(|_, content| content.to_owned());
+    state.after_another_kubelet(&[]);
+    is_understood(&state);
+    std::fs::write(temp.path().join(ANOTHER_KUBELET), "").unwrap();
+    for _ in 0..2 {
+        state.after_another_kubelet(&[]);
+        assert!(ProbeStore::load(&state).is_none() && state.pressure().is_none());
+        assert!(state.evictions().evictions.is_empty());
+        assert!(UidStore::load(&state).unwrap().choices.is_empty());
+        assert!(state.back_off().is_some() && state.pre_stops().is_some() && state.allocations().is_some());
+        assert_eq!(state.pull_records().counts(), (1, 1));
+        assert!(users(&state).is_some());
+        assert!(kept(&temp).is_empty(), "{:?}", kept(&temp));
+    }
 }

@@ -123,6 +123,10 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
     /// # Errors
     /// The ledger cannot be read, or not be set aside.
     pub fn new(parts: Parts<P, R>) -> Result<Self, StateError> {
+        // Another kubelet has told the conditions meanwhile: how long they have held, or not, nobody here knows.
+        if parts.state.drop_outdated(&[LEDGER.name])? {
+            parts.state.taken_over()?;
+        }
         let ledger: Option<Ledger> = parts.state.load(LEDGER, |bytes| serde_json::from_slice(bytes))?;
         let boot_id = parts.config.boot_id.clone();
         let ledger = ledger.filter(|ledger| ledger.boot_id == boot_id).unwrap_or_default();

@@ -78,6 +78,7 @@ fn place(container: &v1::Container) -> (u32, i64) {
 /// File and HTTP pods by their ready sandboxes, with the newest instance of each of their containers. Of a name without a ready one the
 /// last sandbox that still has containers stands for the pod: it has finished, or the machine was started again.
 fn adoptable(sandboxes: &[v1::PodSandbox], containers: &[v1::Container]) -> Vec<FoundPod> {
+    let is_ready = |sandbox: &v1::PodSandbox| sandbox.state == i32::from(v1::PodSandboxState::SandboxReady);
     let pod = |sandbox: &v1::PodSandbox| {
         let metadata = sandbox.metadata.clone()?;
         let source = SourceKind::parse(sandbox.annotations.get(CONFIG_SOURCE)?)?;
@@ -97,14 +98,14 @@ fn adoptable(sandboxes: &[v1::PodSandbox], containers: &[v1::Container]) -> Vec<
             })
             .collect();
         containers.sort();
-        Some(FoundPod { uid: metadata.uid, namespace: metadata.namespace, name: metadata.name, source, containers })
+        let v1::PodSandboxMetadata { uid, namespace, name, .. } = metadata;
+        Some(FoundPod { uid, namespace, name, source, runs: is_ready(sandbox), containers })
     };
     let name = |sandbox: &v1::PodSandbox| {
         let metadata = sandbox.metadata.as_ref();
         metadata.map(|metadata| (metadata.namespace.clone(), metadata.name.clone()))
     };
-    let (ready, others): (Vec<_>, Vec<_>) =
-        sandboxes.iter().partition(|sandbox| sandbox.state == i32::from(v1::PodSandboxState::SandboxReady));
+    let (ready, others): (Vec<_>, Vec<_>) = sandboxes.iter().partition(|sandbox| is_ready(sandbox));
     let mut found: Vec<&v1::PodSandbox> = ready;
     let mut names: HashSet<_> = found.iter().map(|sandbox| name(sandbox)).collect();
     let mut others: Vec<_> =
@@ -179,7 +180,9 @@ mod tests {
         let (ready, ended) = (v1::PodSandboxState::SandboxReady, v1::PodSandboxState::SandboxNotready);
         let all = ["old", "last", "now"].map(container);
         let uids = |sandboxes: &[v1::PodSandbox], containers: &[v1::Container]| -> Vec<String> {
-            adoptable(sandboxes, containers).into_iter().map(|pod| pod.uid).collect()
+            let found = adoptable(sandboxes, containers);
+            assert!(found.iter().all(|pod| pod.runs == (pod.uid == "u-now")), "{found:?}");
+            found.into_iter().map(|pod| pod.uid).collect()
         };
         let (old, last) = (sandbox("old", "u-old", 1, ended), sandbox("last", "u-last", 2, ended));
         assert_eq!(uids(&[old.clone(), last.clone()], &all), ["u-last"]);

@@ -25,6 +25,8 @@ pub struct FoundPod {
     pub name: String,
     /// Pods of the API server are never adopted.
     pub source: SourceKind,
+    /// Its sandbox is ready: it has not ended.
+    pub runs: bool,
     /// Name and `io.kubernetes.container.hash` of the newest instance of each container.
     pub containers: Vec<(String, u32)>,
 }
@@ -48,6 +50,31 @@ pub struct UidBook {
     /// are not what a manifest of the same names and images means. (One that is chosen again is none of them.)
     #[serde(default, deserialize_with = "bulkhead_daemon::state_file::list", skip_serializing_if = "Vec::is_empty")]
     pub retired: Vec<String>,
+    /// The digests that retired uids were given to, by uid. Of one that an earlier version has retired there is none: it is of other
+    /// content than any.
+    #[serde(
+        default,
+        deserialize_with = "bulkhead_daemon::state_file::map",
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
+    pub retired_digests: BTreeMap<String, String>,
+}
+
+impl UidBook {
+    /// The uid was given to content that has been edited or removed since, and this is not it. The same content once more means the same
+    /// pod: upstream's hash of a manifest that was moved away and back is what it was, and so is that of a kubelet of upstream's that ran
+    /// it in between.
+    fn is_of_other_content(&self, uid: &String, digest: &str) -> bool {
+        self.retired.contains(uid) && self.retired_digests.get(uid).is_none_or(|given_to| given_to != digest)
+    }
+
+    /// What is left of it when another kubelet has had the node: choices of pods that still run. That one has ended the others, and may
+    /// have had its reasons; what was edited and removed before its time it knew as it is now.
+    pub fn after_another_kubelet(mut self, found: &[FoundPod]) -> Self {
+        let runs = |uid: &str| found.iter().any(|pod| pod.runs && pod.uid == uid);
+        self.choices.retain(|_, choice| runs(&choice.uid));
+        UidBook { choices: self.choices, ..UidBook::default() }
+    }
 }
 
 /// More cannot still be ending.
@@ -116,7 +143,7 @@ impl Uids {
             // The record says that this uid was given to other content: the manifest was edited since.
             matches(running, pod)
                 && outdated.is_none_or(|choice| choice.uid != running.uid)
-                && !self.book.retired.contains(&running.uid)
+                && !self.book.is_of_other_content(&running.uid, digest)
         });
         match unchanged {
             // Somebody else (upstream's kubelet) ran the same manifest in between: what runs counts.
@@ -144,12 +171,15 @@ impl Uids {
             return;
         }
         book.retired.extend(self.book.choices.values().map(|choice| choice.uid.clone()));
+        let digests = self.book.choices.values().map(|choice| (choice.uid.clone(), choice.digest.clone()));
+        book.retired_digests.extend(digests);
         let in_force: BTreeSet<&String> = book.choices.values().map(|choice| &choice.uid).collect();
         book.retired.retain(|uid| !in_force.contains(uid));
         let mut seen = BTreeSet::new();
         let newest: Vec<String> =
             book.retired.iter().rev().filter(|uid| seen.insert(*uid)).take(RETIRED_MAX).cloned().collect();
         book.retired = newest.into_iter().rev().collect();
+        book.retired_digests.retain(|uid, _| book.retired.contains(uid));
         if let Err(error) = self.store.save(&book) {
             tracing::warn!(%error, "failed to save static pod UIDs");
         }
@@ -159,6 +189,18 @@ impl Uids {
     /// From now on what was running at the start is no longer adopted by pods of that source.
     pub fn close_adoption(&mut self, source: SourceKind) {
         self.adoptable.retain(|running| running.source != source);
+    }
+
+    /// The same of those that a manifest has adopted.
+    pub fn narrow_adoption(&mut self, source: SourceKind) {
+        let adopted: BTreeSet<&String> = self.book.choices.values().map(|choice| &choice.uid).collect();
+        self.adoptable.retain(|running| running.source != source || !adopted.contains(&running.uid));
+    }
+
+    /// A manifest was taken with that uid by this node agent, whether it is there still or not.
+    pub fn was_taken(&self, uid: &str) -> bool {
+        let book = &self.book;
+        book.choices.values().any(|choice| choice.uid == uid) || book.retired.iter().any(|retired| retired == uid)
     }
 }
 

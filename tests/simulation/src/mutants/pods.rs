@@ -9,8 +9,8 @@ pub(super) const MUTANTS: [Mutant; 48] = [
         mistake: "after a restart an edited manifest takes over the pod from before the edit, which still ends (as it was until this found it)",
         only: Some(Family::Pods),
         file: "bins/kubelet-syncd/src/sources/uids.rs",
-        from: "&& !self.book.retired.contains(&running.uid)",
-        to: "&& (MUTANT || !self.book.retired.contains(&running.uid))",
+        from: "&& !self.book.is_of_other_content(&running.uid, digest)",
+        to: "&& (MUTANT || !self.book.is_of_other_content(&running.uid, digest))",
     },
     Mutant {
         name: "namesakes",

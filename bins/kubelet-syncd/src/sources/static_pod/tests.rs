@@ -241,6 +241,7 @@ fn running(uid: &str, source: SourceKind, hash: u32) -> FoundPod {
         namespace: "kube-system".to_owned(),
         name: "web-node-a".to_owned(),
         source: source.to_owned(),
+        runs: true,
         containers: vec![("main".to_owned(), hash)],
     }
 }
@@ -318,11 +319,58 @@ fn the_uid_of_a_matching_running_pod_is_adopted_and_remembered() {
         uid_of(&Uids::new(Box::new(shelf_of_edit.clone()), vec![running(&edited_uid, SourceKind::File, hash)]), WEB),
         generated
     );
-    // The content from before again: then what still ends is meant, by its hash.
+    // The content of it again: then what still ends, or what somebody else runs by its hash, is meant, whoever made it.
+    assert_eq!(
+        uid_of(
+            &Uids::new(Box::new(shelf_of_edit.clone()), vec![running(&edited_uid, SourceKind::File, hash)]),
+            &edited
+        ),
+        edited_uid
+    );
     assert_eq!(uid_of(&Uids::new(Box::new(shelf_of_edit), ends()), WEB), first_uid);
+    // One of upstream's that was taken over, moved away and back: ours has its own uid then, and upstream, put back, its hash again.
+    let moved = Shelf::default();
+    let theirs = || vec![running("theirs", SourceKind::File, hash)];
+    let mut eighth = Uids::new(Box::new(moved.clone()), theirs());
+    assert_eq!(edit(&mut eighth, WEB), "theirs");
+    eighth.commit("file:", BTreeMap::new());
+    eighth.close_adoption(SourceKind::File);
+    assert_eq!(edit(&mut eighth, WEB), generated);
+    assert_eq!(uid_of(&Uids::new(Box::new(moved.clone()), theirs()), WEB), "theirs");
+    // An earlier version has kept no digest.
+    moved.0.lock().retired_digests.clear();
+    assert_eq!(uid_of(&Uids::new(Box::new(moved.clone()), theirs()), WEB), generated);
     // Records of files that are gone go.
     second.commit("file:", BTreeMap::new());
     assert!(shelf.0.lock().choices.is_empty());
+}
+
+/// What another kubelet has ended is not started again from the record, and what it runs is taken over whatever was retired before.
+#[test]
+fn what_the_record_says_once_another_kubelet_has_had_the_node() {
+    let hash = 0xa785_d335;
+    let built = build(from(WEB), Origin::File("/m/web.yaml"), &node(), &no_record()).unwrap();
+    let (key, choice) = (built.origin.clone(), built.choice());
+    let uid = choice.uid.clone();
+    let record = || UidBook {
+        choices: BTreeMap::from([(key.clone(), choice.clone())]),
+        retired: vec!["before".to_owned()],
+        ..UidBook::default()
+    };
+    let found = |uid: &str, runs| FoundPod { runs, ..running(uid, SourceKind::File, hash) };
+    for (found, kept, adopted) in [
+        (vec![], false, uid.as_str()),
+        (vec![found(&uid, true)], true, &uid),
+        (vec![found(&uid, false)], false, &uid),
+        (vec![found("theirs", true)], false, "theirs"),
+        (vec![found("before", true)], false, "before"),
+    ] {
+        let book = record().after_another_kubelet(&found);
+        assert_eq!((book.choices.contains_key(&key), book.retired.len()), (kept, 0), "{found:?}");
+        let uids = Uids::new(Box::new(Shelf(std::sync::Arc::new(parking_lot::Mutex::new(book)))), found.clone());
+        let pod = build(from(WEB), Origin::File("/m/web.yaml"), &node(), &uids).unwrap().pod;
+        assert_eq!(pod.metadata.uid.as_deref(), Some(adopted), "{found:?}");
+    }
 }
 
 /// An upgrade, or a way back, makes no static pod anew: neither hash may change, and where a later version knows one more
