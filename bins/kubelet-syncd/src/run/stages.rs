@@ -346,6 +346,7 @@ impl Loops {
     ) -> Result<Self, RunError> {
         let (daemon, config, reporter) = (&start.daemon, &start.config, &start.reporter);
         let Connections { state, link, cri, .. } = &connections;
+        state.after_another_kubelet(&known.running);
         let starts = StartTimes::register(&daemon.registry)?;
         register_counters(start)?;
         let pleg = followers.pleg.clone();
