@@ -23,8 +23,8 @@ use crate::health::Presence;
 
 /// For metrics: a slow process costs its own series.
 const METRICS_DEADLINE: Duration = Duration::from_secs(1);
-/// So long after this process's begin a scrape waits for the processes that begin with it. Upstream's kubelet serves no metrics before
-/// it has asked the runtime what it is.
+/// So long after this process's begin a scrape waits for the processes that begin with it. Upstream's kubelet serves no
+/// metrics before it has asked the runtime what it is.
 const START: Duration = Duration::from_secs(5);
 /// A process's metrics as text: a pod with three probes in each of three containers has 26 KiB of series.
 const METRICS_BYTES: usize = 16 << 20;
@@ -104,8 +104,8 @@ impl Peers {
         }
     }
 
-    /// Waits until each process answers and kubelet-syncd knows its runtime, but only at the start of all of them: no longer than 5 s
-    /// after this process began, and never again afterwards.
+    /// Waits until each process answers and kubelet-syncd knows its runtime, but only at the start of all of them: no
+    /// longer than 5 s after this process began, and never again afterwards.
     pub async fn begun(&self) {
         let end = self.began + START;
         if !self.begun.initialized() && tokio::time::Instant::now() < end {

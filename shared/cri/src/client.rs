@@ -186,8 +186,9 @@ impl CriClient {
         }
     }
 
-    /// The same client, whose lists come in parts (feature gate CRIListStreaming) from each of the two services until it says
-    /// that it does not know such a call: from then on they come in one message for the client's lifetime, as upstream.
+    /// The same client, whose lists come in parts (feature gate CRIListStreaming) from each of the two services, until
+    /// that says that it does not know such a call: from then on they come in one message for the client's lifetime, as
+    /// upstream.
     #[must_use]
     pub fn with_streamed_lists(mut self) -> Self {
         (self.runtime_streams, self.image_streams) = (Streams::on(), Streams::on());
@@ -326,11 +327,12 @@ macro_rules! calls {
     };
 }
 
-/// Lists, each with the call that gives it in parts and the field of the parts. A list has one deadline, whichever way it comes
-/// (upstream `cri-client/pkg/remote_runtime.go` and `remote_image.go`).
+/// Lists, each with the call that gives it in parts and the field of the parts. A list has one deadline, whichever way
+/// it comes (upstream `cri-client/pkg/remote_runtime.go` and `remote_image.go`).
 macro_rules! lists {
     ($client:ident of $service:literal, $streams:ident:
-     $($name:ident($request:ident) -> $response:ident.$items:ident, $stream:ident($parts_request:ident).$parts:ident;)*) => {
+     $($name:ident($request:ident) -> $response:ident.$items:ident,
+       $stream:ident($parts_request:ident).$parts:ident;)*) => {
         impl CriClient {$(
             pub async fn $name(&self, request: v1::$request) -> Result<v1::$response, CriError> {
                 let (started, deadline) = (Instant::now(), self.deadlines.request);

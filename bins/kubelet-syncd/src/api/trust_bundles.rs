@@ -1,7 +1,8 @@
 //! ClusterTrustBundles: which trust anchors projected volumes show (upstream `pkg/kubelet/clustertrustbundle`).
 //!
-//! Nothing is watched before the first pod asks; then it is the version of the API that the server has. Anchors are shown once each, in an order that is the same for this process's life and
-//! another one in the next, as upstream's: nobody is to count on one.
+//! Nothing is watched before the first pod asks; then it is the version of the API that the server has. Anchors are
+//! shown once each, in an order that is the same for this process's life and another one in the next, as upstream's:
+//! nobody is to count on one.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -69,7 +70,8 @@ impl Version {
     }
 }
 
-/// Which version the server has; `None`: none. As upstream's `ensureManagerSet`, which asks until it is answered, and then never again.
+/// Which version the server has; `None`: none. As upstream's `ensureManagerSet`, which asks until it is answered, and
+/// then never again.
 ///
 /// `resources`: discovery's answer about one version.
 async fn served<F>(resources: impl Fn(&'static str) -> F) -> Got<Option<Version>>

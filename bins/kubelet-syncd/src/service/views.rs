@@ -21,8 +21,9 @@ use kubelet_model::pod::spec;
 /// Of the texts in one piece; with the rest of a message it stays below the bound of the socket.
 const PIECE_BYTES: usize = 192 << 10;
 
-/// While this process starts it is waited for the sources: a little less than kubelet-statusd waits for the first pod. Without the
-/// runtime's answer there are none, and no list says which pods are wanted; upstream's kubelet does not start without one.
+/// While this process starts it is waited for the sources: a little less than kubelet-statusd waits for the first pod.
+/// Without the runtime's answer there are none, and no list says which pods are wanted; upstream's kubelet does not
+/// start without one.
 const SOURCES_BEGIN: Duration = Duration::from_secs(9);
 
 #[tonic::async_trait]
