@@ -2,7 +2,7 @@
 //!
 //! One task makes all of them: it sleeps until the first is due, gives it its beat and waits for its answer beside all
 //! others, so none holds up another. What comes of them is published by container id: a change is written to the private
-//! state first, then the main loop is told, which shows it in the pod's status and acts on it.
+//! state first, then the main loop is told, which shows it in the pod's status and acts on it. A disk that hangs is not waited for.
 //!
 //! | module | decides |
 //! |---|---|
@@ -14,6 +14,7 @@
 //! | [`act`], [`grpc`] | how it is made, and in which words it fails |
 //! | [`leftover`] | what a command began, when its time is up |
 //! | [`journal`] | what outlives this process |
+//! | [`saving`] | who hears when of what is written |
 //! | [`metrics`] | what is counted |
 //!
 //! A container is watched by the pod's status, as upstream does it: so a probe sees what callers see.
@@ -24,6 +25,7 @@ pub mod journal;
 pub mod leftover;
 pub mod metrics;
 pub mod results;
+pub mod saving;
 pub mod schedule;
 pub mod slots;
 pub mod spec;
@@ -43,13 +45,13 @@ use k8s_openapi::api::core::v1::PodStatus;
 use kubelet_model::v1::Pod;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use act::{Attempt, Outcome};
 use journal::{ProbeStore, Restored};
 use leftover::Leftovers;
 use metrics::ProbeMetrics;
+use saving::Saving;
 use schedule::WorkerId;
 use slots::Slots;
 use table::{Started, Table};
@@ -192,24 +194,31 @@ pub async fn run(
 ) {
     let bounds = Bounds { connections: Slots::new(CONNECTIONS), commands: Slots::new(COMMANDS) };
     let mut made = FuturesUnordered::new();
-    let mut saving: Option<(JoinHandle<()>, HashSet<PodUid>)> = None;
+    let mut saving = Saving::default();
     let mut counts_at = Instant::now();
     let mut sleep = Box::pin(tokio::time::sleep(LONG));
     loop {
         let now = Instant::now();
-        let (due, next) = {
+        let (due, late, next) = {
             let mut table = prober.table();
-            if saving.is_none()
+            if saving.is_idle()
                 && let Some((json, pods)) = table.to_save(now >= counts_at)
             {
                 counts_at = now + COUNTS_EVERY;
                 let store = store.clone();
-                saving = Some((tokio::task::spawn_blocking(move || store.save(&json)), pods));
+                saving.begin(pods, now, move || store.save(&json));
+            }
+            let mut late = saving.late(now);
+            if let Some(late) = &mut late {
+                late.extend(table.take_untold());
             }
             let due = table.due(now, SystemTime::now());
-            let counts = (saving.is_none() && table.has_new_counts()).then_some(counts_at);
-            (due, [table.next(), counts].into_iter().flatten().min().unwrap_or(now + LONG))
+            let counts = (saving.is_idle() && table.has_new_counts()).then_some(counts_at);
+            let patience = saving.late_at().filter(|at| *at > now);
+            let next = [table.next(), counts, patience].into_iter().flatten().min();
+            (due, late, next.unwrap_or(now + LONG))
         };
+        prober.tell(late.unwrap_or_default());
         for (worker, attempt) in due {
             made.push(make((&cri, &leftovers), &bounds, worker, attempt));
         }
@@ -218,7 +227,7 @@ pub async fn run(
         }
         tokio::select! {
             biased;
-            pods = saved(&mut saving) => prober.tell(pods),
+            pods = saving.done() => prober.tell(pods),
             Some(first) = made.next() => {
                 take(&prober, &*events, first);
                 // What else is there by now goes along: one look at the queue, one write.
@@ -230,14 +239,6 @@ pub async fn run(
             () = sleep.as_mut() => {}
         }
     }
-}
-
-/// Waits for the write that is under way; for ever, when there is none. Answers who may be told of.
-async fn saved(saving: &mut Option<(JoinHandle<()>, HashSet<PodUid>)>) -> HashSet<PodUid> {
-    let Some((task, _)) = saving else { return std::future::pending().await };
-    // A write that panicked is one that failed: what is lost with it is only needed after a restart.
-    let _ = task.await;
-    saving.take().map(|(_, pods)| pods).unwrap_or_default()
 }
 
 fn take(prober: &Prober, events: &dyn EventSink, made: Made) {

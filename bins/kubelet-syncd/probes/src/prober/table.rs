@@ -71,8 +71,10 @@ struct PodState {
 /// What has changed for others since they asked last.
 #[derive(Debug, Default)]
 struct News {
-    /// Pods with a new result that is not kept yet.
+    /// Pods that have not heard of a new result, which is not kept yet.
     unsaved: HashSet<PodUid>,
+    /// A result of which its pod has heard is not kept.
+    told: bool,
     /// A count changed.
     counts: bool,
 }
@@ -364,12 +366,18 @@ impl Table {
     /// What is to be kept, if it is not what was kept last: the text, and the pods that hear of it then. Counts alone
     /// are not worth a write at once.
     pub fn to_save(&mut self, also_counts: bool) -> Option<(Vec<u8>, HashSet<PodUid>)> {
-        if self.news.unsaved.is_empty() && !(also_counts && self.news.counts) {
+        if self.news.unsaved.is_empty() && !self.news.told && !(also_counts && self.news.counts) {
             return None;
         }
         let News { unsaved, .. } = std::mem::take(&mut self.news);
         let own = self.slots.values().filter_map(|slot| Some((slot.worker.kind(), slot.worker.memory()?)));
         Some((journal::to_json(own.chain(self.restored.iter())), unsaved))
+    }
+
+    /// Pods with a new result that are to hear of it without its being kept; the next [`Table::to_save`] has it.
+    pub fn take_untold(&mut self) -> HashSet<PodUid> {
+        self.news.told |= !self.news.unsaved.is_empty();
+        std::mem::take(&mut self.news.unsaved)
     }
 
     /// Counts have changed that are not kept.

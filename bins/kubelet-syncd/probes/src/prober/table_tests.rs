@@ -237,7 +237,9 @@ fn a_restart_of_this_process() {
     world.table.observe(&uid(), &pod, &up(true), world.start);
     let readiness = world.due(0);
     world.done(readiness[0].0, Outcome::Success, 0);
-    let (json, _) = world.table.to_save(true).unwrap();
+    assert_eq!(world.table.take_untold(), HashSet::from([uid()]));
+    let (json, untold) = world.table.to_save(true).expect("what is told early is kept later");
+    assert_eq!(untold, HashSet::new());
     let steady = world.due(2);
     world.done(steady[0].0, Outcome::Success, 2);
     assert!(world.table.to_save(true).is_none(), "a steady probe writes nothing");
