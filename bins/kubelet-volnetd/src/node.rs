@@ -12,11 +12,12 @@ use bulkhead_config::reserved::Enforcement;
 use bulkhead_ipc::volnetd::StateKind;
 use bulkhead_sys::cgroup::{CgroupError, CgroupPath, Hierarchies};
 use bulkhead_sys::open::{self, OpenError};
-use bulkhead_types::{Epoch, InstancePaths, NodeName, PodUid, Process};
+use bulkhead_types::{Epoch, InstancePaths, NodeName, PodUid, Process, VolumeName};
 use bulkhead_worker::WorkerPool;
 use parking_lot::Mutex;
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
+use tokio::sync::RwLock;
 
 use crate::agent_sockets::AgentSocket;
 use crate::audit::{AuditLog, StoreError};
@@ -137,14 +138,18 @@ pub struct Node {
     pub pod_resources: AgentSocket,
     pub pods_api: AgentSocket,
     pub device_plugins: AgentSocket,
-    locks: Mutex<HashMap<LockKey, Arc<tokio::sync::Mutex<()>>>>,
+    locks: Mutex<HashMap<LockKey, Arc<RwLock<()>>>>,
     /// Held for life: one volnetd for each root directory.
     state: OwnedFd,
 }
 
-/// What one verb at a time works on.
+/// What one verb at a time works on. Who takes several takes them in this order.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum LockKey {
+    /// Shared by those that give volumes of the pod to a group.
+    Walks(PodUid),
+    /// One volume of a pod, with its plugin's name.
+    Volume(PodUid, String, VolumeName),
     Pod(PodUid),
     Staged(StagedKey),
     StateFile(StateKind),
@@ -163,7 +168,18 @@ pub struct Busy {
 }
 
 /// A pod that no other verb works on meanwhile.
-pub type PodLock = tokio::sync::OwnedMutexGuard<()>;
+pub type PodLock = tokio::sync::OwnedRwLockWriteGuard<()>;
+
+/// What a verb holds at once.
+pub type Locks = Vec<PodLock>;
+
+/// What is held while a volume is given to its group, which may take a day: other verbs of the pod go on, and those that would end the
+/// volume wait.
+#[derive(Debug)]
+pub struct WalkLock {
+    _volume: PodLock,
+    _walks: tokio::sync::OwnedRwLockReadGuard<()>,
+}
 
 impl Settings {
     /// The folder of all pods.
@@ -233,8 +249,11 @@ impl Node {
     /// # Errors
     /// Another verb has not ended in time.
     pub async fn lock_pod(&self, pod: &PodUid) -> Result<PodLock, Busy> {
-        let mutex = self.mutex(LockKey::Pod(pod.clone()));
-        tokio::time::timeout(POD_PATIENCE, mutex.lock_owned()).await.map_err(|_| self.busy(pod))
+        self.lock(LockKey::Pod(pod.clone()), || self.busy(pod)).await
+    }
+
+    async fn lock(&self, key: LockKey, busy: impl FnOnce() -> Busy) -> Result<PodLock, Busy> {
+        tokio::time::timeout(POD_PATIENCE, self.of(key).write_owned()).await.map_err(|_| busy())
     }
 
     /// What works on the pod.
@@ -243,13 +262,50 @@ impl Node {
     }
 
     fn busy_with(&self, what: String) -> Busy {
-        let hangs = self.workers.hanging().into_iter().find(|hanging| hanging.what.contains(&what));
+        let mut hanging = self.workers.hanging();
+        // What takes long holds its own volume alone.
+        hanging.sort_by_key(|hanging| hanging.takes_long);
+        let hangs = hanging.into_iter().find(|hanging| hanging.what.contains(&what));
         Busy { what, hangs: hangs.map(|hanging| format!(": {hanging}")).unwrap_or_default() }
     }
 
     /// The same without waiting; None while another verb works on the pod.
     pub fn try_lock_pod(&self, pod: &PodUid) -> Option<PodLock> {
-        self.mutex(LockKey::Pod(pod.clone())).try_lock_owned().ok()
+        self.of(LockKey::Pod(pod.clone())).try_write_owned().ok()
+    }
+
+    /// Waits until no other verb works on this pod, and none of its volumes is being given to a group.
+    ///
+    /// # Errors
+    /// One of them has not ended in time.
+    pub async fn lock_whole_pod(&self, pod: &PodUid) -> Result<Locks, Busy> {
+        let walks = self.lock(LockKey::Walks(pod.clone()), || self.busy(pod)).await?;
+        Ok(vec![self.lock_pod(pod).await?, walks])
+    }
+
+    /// The same without waiting.
+    pub fn try_lock_whole_pod(&self, pod: &PodUid) -> Option<Locks> {
+        let walks = self.of(LockKey::Walks(pod.clone())).try_write_owned().ok()?;
+        Some(vec![self.try_lock_pod(pod)?, walks])
+    }
+
+    /// Waits until no other verb works on this volume of a pod, as [`Node::lock_pod`] does. It is taken before the pod's lock.
+    ///
+    /// # Errors
+    /// Another verb has not ended in time.
+    pub async fn lock_volume(&self, pod: &PodUid, plugin: &str, volume: &VolumeName) -> Result<PodLock, Busy> {
+        let key = LockKey::Volume(pod.clone(), plugin.to_owned(), volume.clone());
+        self.lock(key, || self.busy_with(format!("volume {volume} of pod {pod}"))).await
+    }
+
+    /// The same for a verb that may give the volume to a group.
+    ///
+    /// # Errors
+    /// Another verb works on the volume, or tears the pod down, and has not ended in time.
+    pub async fn lock_walk(&self, pod: &PodUid, plugin: &str, volume: &VolumeName) -> Result<WalkLock, Busy> {
+        let walks = self.of(LockKey::Walks(pod.clone())).read_owned();
+        let walks = tokio::time::timeout(POD_PATIENCE, walks).await.map_err(|_| self.busy(pod))?;
+        Ok(WalkLock { _volume: self.lock_volume(pod, plugin, volume).await?, _walks: walks })
     }
 
     /// Waits until no other verb works on this staged volume, as [`Node::lock_pod`] does.
@@ -257,13 +313,12 @@ impl Node {
     /// # Errors
     /// Another verb has not ended in time. `what` names the volume.
     pub async fn lock_staged(&self, key: StagedKey, what: &str) -> Result<PodLock, Busy> {
-        let mutex = self.mutex(LockKey::Staged(key));
-        tokio::time::timeout(POD_PATIENCE, mutex.lock_owned()).await.map_err(|_| self.busy_with(what.to_owned()))
+        self.lock(LockKey::Staged(key), || self.busy_with(what.to_owned())).await
     }
 
     /// The same without waiting; None while another verb works on it.
     pub fn try_lock_staged(&self, key: &StagedKey) -> Option<PodLock> {
-        self.mutex(LockKey::Staged(key.clone())).try_lock_owned().ok()
+        self.of(LockKey::Staged(key.clone())).try_write_owned().ok()
     }
 
     /// Waits until nobody writes this state file, as [`Node::lock_pod`] does.
@@ -271,9 +326,7 @@ impl Node {
     /// # Errors
     /// Another write has not ended in time.
     pub async fn lock_state_file(&self, kind: StateKind) -> Result<PodLock, Busy> {
-        let mutex = self.mutex(LockKey::StateFile(kind));
-        let busy = || self.busy_with(format!("the state file {}", kind.as_str_name()));
-        tokio::time::timeout(POD_PATIENCE, mutex.lock_owned()).await.map_err(|_| busy())
+        self.lock(LockKey::StateFile(kind), || self.busy_with(format!("the state file {}", kind.as_str_name()))).await
     }
 
     /// Waits until nobody writes a credential, as [`Node::lock_pod`] does.
@@ -281,9 +334,7 @@ impl Node {
     /// # Errors
     /// Another write has not ended in time.
     pub async fn lock_credentials(&self) -> Result<PodLock, Busy> {
-        let mutex = self.mutex(LockKey::Credentials);
-        let busy = || self.busy_with("the node's credentials".to_owned());
-        tokio::time::timeout(POD_PATIENCE, mutex.lock_owned()).await.map_err(|_| busy())
+        self.lock(LockKey::Credentials, || self.busy_with("the node's credentials".to_owned())).await
     }
 
     /// The folder of this process's own state.
@@ -291,7 +342,7 @@ impl Node {
         self.state.as_fd()
     }
 
-    fn mutex(&self, key: LockKey) -> Arc<tokio::sync::Mutex<()>> {
+    fn of(&self, key: LockKey) -> Arc<RwLock<()>> {
         // More than a node's pods: time to forget those that nobody holds.
         const KEPT: usize = 1024;
         let mut locks = self.locks.lock();

@@ -65,7 +65,7 @@ pub const VERBS: [Verb; 45] = [
     verb("/kubelet.volnetd.v1.Csi/BeginUnstage",            &[Syncd],                        true,  &[],                  "guard; a block volume is published to no pod, a file system is mounted nowhere else on the machine"),
     verb("/kubelet.volnetd.v1.Csi/EndStage",                &[Syncd],                        true,  &[SYS_ADMIN],         "guard; nothing is mounted there, or vol_data.json cannot be read; an empty folder"),
     verb("/kubelet.volnetd.v1.Csi/PreparePublish",          &[Syncd],                        false, &[],                  "pod prepared; no other volume, mount or link in its place"),
-    verb("/kubelet.volnetd.v1.Csi/CommitPublish",           &[Syncd],                        false, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE], "prepared; what is published is a mount, a folder or, without fsGroup, a link, of a block volume a block device, a link to one or a regular file; fsGroup 0 to 2147483647"),
+    verb("/kubelet.volnetd.v1.Csi/CommitPublish",           &[Syncd],                        false, &[SYS_ADMIN, CHOWN, FOWNER, FSETID, DAC_OVERRIDE], "prepared; what is published is a mount, a folder, a link or nothing, of a block volume a block device, a link to one or a regular file; fsGroup 0 to 2147483647"),
     verb("/kubelet.volnetd.v1.Csi/BeginUnpublish",          &[Syncd],                        true,  &[SYS_ADMIN],         "guard"),
     verb("/kubelet.volnetd.v1.Csi/EndPublish",              &[Syncd],                        true,  &[SYS_ADMIN],         "guard; nothing is mounted there, or vol_data.json cannot be read; an empty folder"),
     verb("/kubelet.volnetd.v1.Csi/ListStaged",              &[Syncd, Evictiond, Operator],   false, &[],                  "none"),

@@ -197,7 +197,6 @@ async fn a_file_systems_life_is_upstreams() {
     );
     assert_eq!(std::fs::read_to_string(folder.join("vol_data.json")).unwrap(), text);
     assert_eq!((mode(&folder.join("vol_data.json")), mode(&folder)), (0o644, 0o750));
-    assert_eq!(clients.csi.commit_publish(to_commit("p", device(false))).await.unwrap_err().code(), Code::NotFound);
     std::fs::write(staging.join("f"), "data").unwrap();
     std::fs::create_dir(folder.join("mount")).unwrap();
     bind(&staging, &folder.join("mount"));
@@ -417,7 +416,6 @@ async fn what_a_driver_must_not_put_there_is_refused() {
     let commit = CommitPublishRequest { fs_group: Some(2000), ..to_commit("p", device(false)) };
 
     // In place of the target.
-    clients.csi.prepare_publish(to_publish("p", device(false))).await.unwrap();
     let node = |kind, device| {
         rustix::fs::mknodat(rustix::fs::CWD, &target, kind, rustix::fs::Mode::from_raw_mode(0o600), device).unwrap();
     };
@@ -427,9 +425,17 @@ async fn what_a_driver_must_not_put_there_is_refused() {
         ("a FIFO", Box::new(|| node(rustix::fs::FileType::Fifo, 0))),
         ("a character device", Box::new(|| node(rustix::fs::FileType::CharacterDevice, rustix::fs::makedev(1, 5)))),
     ] {
+        clients.csi.prepare_publish(to_publish("p", device(false))).await.unwrap();
         make();
-        let refused = clients.csi.commit_publish(commit.clone()).await.unwrap_err();
-        assert!(refused.code() == Code::Internal && refused.message().contains(what), "{what}: {refused:?}");
+        let committed = clients.csi.commit_publish(commit.clone()).await;
+        if what == "a symbolic link" {
+            // It is the link itself that is given to the group.
+            assert_eq!(committed.unwrap().into_inner().host_path, target.display().to_string());
+            assert_eq!(std::fs::symlink_metadata(&target).unwrap().gid(), 2000);
+        } else {
+            let refused = committed.unwrap_err();
+            assert!(refused.code() == Code::Internal && refused.message().contains(what), "{what}: {refused:?}");
+        }
         // A link is what some drivers publish by; nothing goes through it here.
         let prepared = clients.csi.prepare_publish(to_publish("p", device(false))).await;
         let code = prepared.err().map(|refused| refused.code());
@@ -447,7 +453,9 @@ async fn what_a_driver_must_not_put_there_is_refused() {
         assert!(listed[0].uncertain && listed[0].mounted == (what == "a symbolic link"), "{what}");
         std::fs::remove_file(&target).unwrap();
     }
-    assert_eq!(std::fs::metadata(&outside).unwrap().gid(), 0);
+    for (path, mode_before) in [(outside.clone(), 0o755), (outside.join("keep"), 0o644)] {
+        assert_eq!((std::fs::metadata(&path).unwrap().gid(), mode(&path)), (0, mode_before), "{}", path.display());
+    }
 
     // A volume whose root is no folder: a file is mounted on a file. Nobody enters it who has nothing to give.
     std::fs::write(&target, "").unwrap();
@@ -861,6 +869,32 @@ async fn groups_are_given_by_upstreams_rules() {
     rustix::mount::mount_remount(&target, MountFlags::BIND | MountFlags::RDONLY, "").unwrap();
     clients.csi.commit_publish(commit(3000, false, false)).await.unwrap();
     assert_eq!(group(&target).0, 2000);
+}
+
+/// As upstream, which does not look, and containerd, which makes the folder.
+#[tokio::test(flavor = "current_thread")]
+async fn a_driver_that_puts_nothing_there_gets_a_folder_that_goes_with_the_volume() {
+    let Some(mut clients) = Clients::new().await else { return };
+    let target = clients.folder().join("mount");
+    for fs_group in [None, Some(2000)] {
+        clients.csi.prepare_publish(to_publish("p", device(false))).await.unwrap();
+        let commit = CommitPublishRequest { fs_group, ..to_commit("p", device(false)) };
+        for _ in 0..2 {
+            let reply = clients.csi.commit_publish(commit.clone()).await.unwrap().into_inner();
+            assert_eq!(reply.host_path, target.display().to_string());
+            let made = std::fs::symlink_metadata(&target).unwrap();
+            let expected = fs_group.map_or((0o755, 0), |group| (0o2775, group));
+            assert_eq!((mode(&target), i64::from(made.gid())), expected);
+            let listed = published(&mut clients.csi).await;
+            assert!(listed.len() == 1 && !listed[0].uncertain && !listed[0].mounted, "{listed:?}");
+        }
+        assert!(!clients.tear_down().await.done, "the driver is told first");
+        let end = to_end(&clients.world, "p", device(false));
+        clients.csi.begin_unpublish(end.clone()).await.unwrap();
+        clients.csi.end_publish(end).await.unwrap();
+        assert!(!clients.folder().exists());
+    }
+    assert!(clients.tear_down().await.done && clients.world.node.journal.all().is_empty());
 }
 
 /// Two roots on one machine have volumes of the same names.

@@ -19,4 +19,5 @@ mod rotation;
 mod silent;
 mod sub_path;
 mod verbs;
+mod walks;
 mod world;

@@ -21,8 +21,10 @@ use prost::Message as _;
 /// Beside the range that real instances claim.
 const BASE: u32 = 61194;
 const SHARE: Share = Share { places: 8, at_once: 4, of_one: 4 };
-const LIMITS: Limits =
-    Limits { shares: Shares { node: SHARE, local: SHARE, foreign: SHARE }, hangs_after: Duration::from_secs(5) };
+const LIMITS: Limits = Limits {
+    shares: Shares { node: SHARE, local: SHARE, foreign: SHARE, walks: Share::NONE },
+    hangs_after: Duration::from_secs(5),
+};
 
 struct Walker(std::process::Child);
 

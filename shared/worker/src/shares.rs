@@ -16,6 +16,16 @@ pub enum Kind {
     /// File systems and devices that somebody else serves, and of which a pod may be who serves them: NFS, iSCSI, FUSE, a
     /// driver's.
     Foreign,
+    /// All files of one volume, wherever it is. It may take hours with nothing amiss, so nobody can tell one that is at work from one
+    /// that hangs, and who finds no place waits for both.
+    Walk,
+}
+
+impl Kind {
+    /// Whether a request that is not answered for a while is taken for one that works.
+    pub const fn takes_long(self) -> bool {
+        matches!(self, Kind::Walk)
+    }
 }
 
 impl fmt::Display for Kind {
@@ -24,6 +34,7 @@ impl fmt::Display for Kind {
             Kind::Node => "the node's own file systems",
             Kind::Local => "what pods have on this machine",
             Kind::Foreign => "file systems and devices that others serve",
+            Kind::Walk => "all files of volumes",
         })
     }
 }
@@ -48,9 +59,13 @@ impl Party {
     pub fn foreign(whose: impl Into<String>) -> Self {
         Party { kind: Kind::Foreign, whose: whose.into() }
     }
+
+    pub fn walk(whose: impl Into<String>) -> Self {
+        Party { kind: Kind::Walk, whose: whose.into() }
+    }
 }
 
-/// How many requests of one kind there may be. None of the numbers is zero.
+/// How many requests of one kind there may be. None of the numbers is zero, but for a kind that is never asked for.
 #[derive(Debug, Clone, Copy)]
 pub struct Share {
     /// In work and hanging together.
@@ -87,6 +102,9 @@ pub enum Verdict {
 }
 
 impl Share {
+    /// Of a kind that is never asked for.
+    pub const NONE: Share = Share { places: 0, at_once: 0, of_one: 0 };
+
     /// What becomes of one more request, beside `all` of its kind, `own` of which are its party's. Who waits does so for one that
     /// works, never for one that hangs. Pure.
     pub const fn verdict(&self, all: Count, own: Count) -> Verdict {
@@ -109,6 +127,8 @@ pub struct Shares {
     pub node: Share,
     pub local: Share,
     pub foreign: Share,
+    /// As many as have a place may wait for one ([`Kind::Walk`]).
+    pub walks: Share,
 }
 
 impl Shares {
@@ -117,12 +137,13 @@ impl Shares {
             Kind::Node => &self.node,
             Kind::Local => &self.local,
             Kind::Foreign => &self.foreign,
+            Kind::Walk => &self.walks,
         }
     }
 
     /// Requests that can have a worker at once, those that hang included.
     pub const fn places(&self) -> usize {
-        self.node.places + self.local.places + self.foreign.places
+        self.node.places + self.local.places + self.foreign.places + self.walks.places
     }
 }
 
@@ -144,8 +165,8 @@ impl Taken {
         let count = |is: &dyn Fn(&Party) -> bool| {
             let of = self.requests.values().filter(|request| is(&request.party));
             of.fold(Count::default(), |count, request| match request.hanging {
-                None => Count { working: count.working + 1, ..count },
-                Some(_) => Count { hanging: count.hanging + 1, ..count },
+                Some(_) if !request.party.kind.takes_long() => Count { hanging: count.hanging + 1, ..count },
+                _ => Count { working: count.working + 1, ..count },
             })
         };
         shares.of(party.kind).verdict(count(&|other| other.kind == party.kind), count(&|other| other == party))
@@ -183,10 +204,10 @@ mod tests {
     use tokio::time::Instant;
 
     const SHARE: Share = Share { places: 6, at_once: 2, of_one: 2 };
-    const SHARES: Shares = Shares { node: SHARE, local: SHARE, foreign: SHARE };
+    const SHARES: Shares = Shares { node: SHARE, local: SHARE, foreign: SHARE, walks: SHARE };
 
     fn hanging() -> Hanging {
-        Hanging { pid: 1, what: "statfs of /v".into(), since: Instant::now() }
+        Hanging { pid: 1, what: "statfs of /v".into(), since: Instant::now(), takes_long: false }
     }
 
     #[test]
@@ -245,8 +266,35 @@ mod tests {
         assert_eq!(taken.verdict(&SHARES, &Party::node("/var/lib/kubelet")), Verdict::Begin);
     }
 
+    #[test]
+    fn a_walk_that_is_named_is_waited_for_and_stands_in_no_others_way() {
+        // Walks that have been named, of pod a and of others: what becomes of one more of pod a, and of pod b.
+        let table = [
+            (0, 0, Verdict::Begin, Verdict::Begin),
+            (1, 0, Verdict::Begin, Verdict::Begin),
+            (2, 0, Verdict::Wait, Verdict::Begin),
+            (0, 6, Verdict::Wait, Verdict::Wait),
+            (2, 4, Verdict::Wait, Verdict::Wait),
+        ];
+        let walks = Share { at_once: SHARE.places, ..SHARE };
+        let shares = Shares { walks, ..SHARES };
+        for (own, others, its, another) in table {
+            let mut taken = Taken::default();
+            let whose = (0..own).map(|_| "pod a".to_owned()).chain((0..others).map(|n| format!("pod {n}")));
+            for pod in whose {
+                let key = taken.begin(Party::walk(pod));
+                taken.hangs(key, hanging());
+            }
+            assert_eq!(taken.verdict(&shares, &Party::walk("pod a")), its, "{own} and {others}");
+            assert_eq!(taken.verdict(&shares, &Party::walk("pod b")), another, "{own} and {others}");
+            for party in [Party::foreign("pod a"), Party::local("pod a"), Party::node("/")] {
+                assert_eq!(taken.verdict(&shares, &party), Verdict::Begin, "{party:?}");
+            }
+        }
+    }
+
     fn party() -> impl Strategy<Value = Party> {
-        let kind = prop_oneof![Just(Kind::Node), Just(Kind::Local), Just(Kind::Foreign)];
+        let kind = prop_oneof![Just(Kind::Node), Just(Kind::Local), Just(Kind::Foreign), Just(Kind::Walk)];
         (kind, 0..6_u8).prop_map(|(kind, whose)| Party { kind, whose: whose.to_string() })
     }
 
@@ -269,14 +317,15 @@ mod tests {
             steps in proptest::collection::vec(step(), 0..200),
         ) {
             let share = Share { places, at_once, of_one };
-            let shares = Shares { node: share, local: share, foreign: share };
+            let shares = Shares { node: share, local: share, foreign: share, walks: share };
             let mut taken = Taken::default();
+            let works = |one: &Request| one.hanging.is_none() || one.party.kind.takes_long();
             for step in steps {
                 match step {
                     Step::Ask(party) => match taken.verdict(&shares, &party) {
                         Verdict::Begin => drop(taken.begin(party)),
                         Verdict::Wait => prop_assert!(
-                            taken.requests.values().any(|other| other.party.kind == party.kind && other.hanging.is_none())
+                            taken.requests.values().any(|other| other.party.kind == party.kind && works(other))
                         ),
                         Verdict::PartyHangs => prop_assert!(taken.hanging(|other| *other == party).count() >= of_one),
                         Verdict::KindHangs => prop_assert!(taken.hanging(|other| other.kind == party.kind).count() >= places),
@@ -288,7 +337,7 @@ mod tests {
                     let of = |is: &dyn Fn(&Request) -> bool| taken.requests.values().filter(|other| is(other)).count();
                     let kind = |other: &Request| other.party.kind == request.party.kind;
                     prop_assert!(of(&kind) <= places);
-                    prop_assert!(of(&|other| kind(other) && other.hanging.is_none()) <= at_once);
+                    prop_assert!(of(&|other| kind(other) && works(other)) <= at_once);
                     prop_assert!(of(&|other| other.party == request.party) <= of_one);
                 }
             }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bulkhead_ipc::common::IscsiChap;
 use tonic::Status;
 
-use super::local::{DEVICE, Ready, Wanted, detailed, key, mount_once, refused};
+use super::local::{DEVICE, Ready, SetUpLocks, Wanted, detailed, key, mount_once, refused};
 use super::{VolumeSetUp, on_the_pool, to_its_end, unexpected};
 use crate::disks::Named;
 use crate::journal::Intent;
@@ -61,7 +61,7 @@ impl Disk {
 ///
 /// # Errors
 /// The verb's own, or UNAVAILABLE where no worker or kubelet-disks answers.
-pub async fn set_up(node: Arc<Node>, lock: crate::node::PodLock, wanted: Wanted, disk: Disk) -> Result<Ready, Status> {
+pub async fn set_up(node: Arc<Node>, (lock, walk): SetUpLocks, wanted: Wanted, disk: Disk) -> Result<Ready, Status> {
     to_its_end(async move {
         let (pod, volume) = (wanted.pod.clone(), wanted.local.volume.clone());
         let place = disk.place();
@@ -84,11 +84,12 @@ pub async fn set_up(node: Arc<Node>, lock: crate::node::PodLock, wanted: Wanted,
             };
         }
         mount_once(&node, wanted.file_system.clone()?, wanted.grow, &place, &device, &held).await?;
+        let give = wanted.give().map(|task| (task, walk));
         let mut local = wanted.local;
         local.path = place.point(&node.settings);
         let task = |may_mount| Task::SetUpLocal { pod: pod.clone(), local: local.clone(), again, may_mount };
         let (look, mount) = (task(false), task(true));
-        let set_up = VolumeSetUp { pod: pod.clone(), plugin, intent, look, mount };
+        let set_up = VolumeSetUp { pod: pod.clone(), plugin, intent, look, mount, give };
         let path = super::set_up(node.clone(), lock, set_up).await?;
         drop(held);
         Ok(Ready { path, other_group: None })

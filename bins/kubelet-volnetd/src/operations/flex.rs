@@ -9,11 +9,12 @@ use bulkhead_ipc::common::{FlexCapabilities, FlexRequest, FlexVolume as Told};
 use bulkhead_types::{FlexDriver, PodUid};
 use tonic::{Code, Status};
 
+use super::local::SetUpLocks;
 use super::{flex_device, on_the_pool, to_its_end, unexpected};
 use crate::flexvolume::FlexError;
 use crate::journal::Intent;
 use crate::metrics::StorageOperation;
-use crate::node::{Node, PodLock};
+use crate::node::{Locks, Node, PodLock};
 use crate::volumes::empty_dir::Group;
 use crate::volumes::flex::{self, FlexVolume};
 use crate::volumes::teardown::Kept;
@@ -109,12 +110,12 @@ pub(super) async fn waits<T>(
 ///
 /// # Errors
 /// The verb's own, ABORTED where the driver takes long, or UNAVAILABLE where no worker or kubelet-flexvolume answers.
-pub async fn set_up(node: Arc<Node>, lock: PodLock, wanted: Wanted) -> Result<Ready, Status> {
+pub async fn set_up(node: Arc<Node>, locks: SetUpLocks, wanted: Wanted) -> Result<Ready, Status> {
     let flex = wanted.flex.clone();
     let act = if wanted.growth.is_some() { "expandfs" } else { "mount" };
     let work = to_its_end(async move {
         let started = Instant::now();
-        let result = mounted(&node, &Arc::new(lock), wanted).await;
+        let result = mounted(&node, locks, wanted).await;
         node.metrics.storage(FLEX, StorageOperation::Mount, started.elapsed().as_secs_f64(), result.is_ok());
         result
     });
@@ -168,7 +169,8 @@ async fn able(node: &Arc<Node>, wanted: &Wanted) -> Result<FlexCapabilities, Sta
     Ok(can)
 }
 
-async fn mounted(node: &Arc<Node>, lock: &Arc<PodLock>, wanted: Wanted) -> Result<Ready, Status> {
+async fn mounted(node: &Arc<Node>, (lock, walk): SetUpLocks, wanted: Wanted) -> Result<Ready, Status> {
+    let (lock, walk) = (Arc::new(lock), Arc::new(walk));
     let Wanted { pod, flex, group, growth, device, .. } = &wanted;
     let was_mounted = is_there(node, pod, flex).await?;
     if growth.is_some() && !was_mounted {
@@ -193,7 +195,7 @@ async fn mounted(node: &Arc<Node>, lock: &Arc<PodLock>, wanted: Wanted) -> Resul
             (other, _) => return Err(unexpected(&other)),
         };
     }
-    if !is_mounted && let Err((status, leaves_nothing)) = mount(node, lock, &wanted, held.as_ref()).await {
+    if !is_mounted && let Err((status, leaves_nothing)) = mount(node, &lock, &wanted, held.as_ref()).await {
         if leaves_nothing {
             // As upstream: what could not be mounted leaves no folder.
             let task = Task::EndFlex { pod: pod.clone(), flex: flex.clone(), may_unmount: false };
@@ -208,8 +210,9 @@ async fn mounted(node: &Arc<Node>, lock: &Arc<PodLock>, wanted: Wanted) -> Resul
     }
     if is_begun {
         if let Some(group) = group.filter(|_| can.fs_group) {
+            drop(lock);
             let task = Task::GiveFlex { pod: pod.clone(), flex: flex.clone(), group };
-            worker::call(&node.workers, &task, None, lock.clone()).await?;
+            worker::call(&node.workers, &task, None, walk.clone()).await?;
         }
         node.journal.end(pod, &intent);
     }
@@ -219,6 +222,7 @@ async fn mounted(node: &Arc<Node>, lock: &Arc<PodLock>, wanted: Wanted) -> Resul
     if !is_mounted {
         tracing::info!(%pod, volume = %flex.volume, driver = %flex.driver, "a FlexVolume driver has mounted a volume");
     }
+    drop(walk);
     Ok(Ready { path: flex.path(&node.settings, pod), relabel: can.selinux_relabel })
 }
 
@@ -281,7 +285,7 @@ async fn grow(
 ///
 /// # Errors
 /// What there is cannot be listed.
-pub async fn take_back(node: &Arc<Node>, pod: &PodUid, lock: &Arc<PodLock>) -> Result<Vec<Kept>, Status> {
+pub async fn take_back(node: &Arc<Node>, pod: &PodUid, locks: &Arc<Locks>) -> Result<Vec<Kept>, Status> {
     let of = pod.clone();
     let volumes = on_the_pool(node, move |node| flex::of_pod(&node.settings, &of)).await?;
     if volumes.is_empty() {
@@ -289,7 +293,7 @@ pub async fn take_back(node: &Arc<Node>, pod: &PodUid, lock: &Arc<PodLock>) -> R
     }
     let mut left = Vec::new();
     for flex in volumes {
-        let (on, of, held, volume) = (node.clone(), pod.clone(), lock.clone(), flex.clone());
+        let (on, of, held, volume) = (node.clone(), pod.clone(), locks.clone(), flex.clone());
         let work = to_its_end(async move {
             let started = Instant::now();
             let result = unmounted(&on, &of, &held, &volume).await;
@@ -304,7 +308,7 @@ pub async fn take_back(node: &Arc<Node>, pod: &PodUid, lock: &Arc<PodLock>) -> R
     Ok(left)
 }
 
-async fn unmounted(node: &Arc<Node>, pod: &PodUid, lock: &Arc<PodLock>, flex: &FlexVolume) -> Result<(), Status> {
+async fn unmounted(node: &Arc<Node>, pod: &PodUid, lock: &Arc<Locks>, flex: &FlexVolume) -> Result<(), Status> {
     // Binds of its subPaths go first (upstream CleanSubPaths).
     let task = Task::UnbindFlex { pod: pod.clone(), volumes: vec![flex.clone()] };
     worker::call(&node.workers, &task, None, lock.clone()).await?;

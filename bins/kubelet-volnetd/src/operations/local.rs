@@ -14,7 +14,7 @@ use tonic::{Code, Status};
 use super::{VolumeSetUp, on_the_pool, to_its_end, unexpected};
 use crate::disks::DisksError;
 use crate::journal::{Intent, StagedKey};
-use crate::node::{Node, PodLock};
+use crate::node::{Busy, Node, PodLock, WalkLock};
 use crate::validate::InvalidRequest;
 use crate::volumes::disk::global::{self, Mounted};
 use crate::volumes::disk::options::{FsType, Options};
@@ -35,6 +35,24 @@ pub struct Wanted {
     pub block: bool,
     /// The file system is to fill its device.
     pub grow: bool,
+}
+
+/// What a verb holds that sets a volume up: its pod, and what is held for giving it to a group.
+pub type SetUpLocks = (PodLock, WalkLock);
+
+impl Wanted {
+    /// # Errors
+    /// Another verb works on the pod or the volume.
+    pub async fn lock(&self, node: &Node) -> Result<SetUpLocks, Busy> {
+        let walk = node.lock_walk(&self.pod, self.local.plugin.name(), &self.local.volume).await?;
+        Ok((node.lock_pod(&self.pod).await?, walk))
+    }
+
+    /// What gives it to its group, if it has one.
+    pub(super) fn give(&self) -> Option<Task> {
+        let (pod, local) = (self.pod.clone(), self.local.clone());
+        local.group.filter(|_| !local.read_only).map(|group| Task::GiveLocal { pod, local, group })
+    }
 }
 
 /// What a device is formatted with, and how it is mounted.
@@ -84,7 +102,7 @@ pub(super) fn key(place: &DiskPlace) -> StagedKey {
 ///
 /// # Errors
 /// The verb's own, or UNAVAILABLE where no worker or kubelet-disks answers.
-pub async fn set_up(node: Arc<Node>, lock: PodLock, wanted: Wanted) -> Result<Ready, Status> {
+pub async fn set_up(node: Arc<Node>, (lock, walk): SetUpLocks, wanted: Wanted) -> Result<Ready, Status> {
     to_its_end(async move {
         let (pod, volume) = (wanted.pod.clone(), wanted.local.volume.clone());
         let intent = Intent::Mount { plugin: LOCAL.to_owned(), volume: volume.clone() };
@@ -121,7 +139,8 @@ pub async fn set_up(node: Arc<Node>, lock: PodLock, wanted: Wanted) -> Result<Re
         };
         let task = |may_mount| Task::SetUpLocal { pod: pod.clone(), local: local.clone(), again, may_mount };
         let (look, mount) = (task(false), task(true));
-        let set_up = VolumeSetUp { pod: pod.clone(), plugin: LOCAL, intent, look, mount };
+        let give = wanted.give().map(|task| (task, walk));
+        let set_up = VolumeSetUp { pod: pod.clone(), plugin: LOCAL, intent, look, mount, give };
         let path = super::set_up(node.clone(), lock, set_up).await?;
         let other_group = other_group(&node, &pod, &local).await?;
         Ok(Ready { path, other_group })

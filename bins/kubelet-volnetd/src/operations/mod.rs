@@ -22,7 +22,7 @@ use tonic::Status;
 
 use crate::journal::Intent;
 use crate::metrics::StorageOperation;
-use crate::node::{Node, PodLock};
+use crate::node::{Locks, Node, PodLock, WalkLock};
 use crate::volumes::csi::list;
 use crate::volumes::teardown::{Kept, Outcome, Scope};
 use crate::volumes::{SetUp, VolumeError};
@@ -58,7 +58,7 @@ where
     }
 }
 
-/// How a volume is set up: what the worker does without and with a mount, and what the journal has of the mount.
+/// How a volume is set up: what the worker does without and with a mount, and what the journal has of the mount until all is done.
 #[derive(Debug)]
 pub struct VolumeSetUp {
     pub pod: PodUid,
@@ -66,14 +66,17 @@ pub struct VolumeSetUp {
     pub intent: Intent,
     pub look: Task,
     pub mount: Task,
+    /// Gives what is mounted to its group, with what is held for that alone.
+    pub give: Option<(Task, WalkLock)>,
 }
 
-/// Sets a volume up and answers its path. A mount is in the journal before it is made.
+/// Sets a volume up and answers its path. A mount is in the journal before it is made. The pod's lock is held until it is made, and not
+/// while it is given to a group.
 ///
 /// # Errors
 /// The verb's own, or UNAVAILABLE where no worker answers.
 pub async fn set_up(node: Arc<Node>, lock: PodLock, volume: VolumeSetUp) -> Result<PathBuf, Status> {
-    let VolumeSetUp { pod, plugin, intent, look, mount } = volume;
+    let VolumeSetUp { pod, plugin, intent, look, mount, give } = volume;
     measured(node.clone(), plugin, async move {
         let lock = Arc::new(lock);
         match worker::call(&node.workers, &look, None, lock.clone()).await? {
@@ -83,12 +86,20 @@ pub async fn set_up(node: Arc<Node>, lock: PodLock, volume: VolumeSetUp) -> Resu
         }
         let (of, what) = (pod.clone(), intent.clone());
         on_the_pool(&node, move |node| node.journal.begin(&of, what).map_err(VolumeError::from)).await?;
-        let (done, _) = worker::call(&node.workers, &mount, None, lock.clone()).await?;
+        let path = match worker::call(&node.workers, &mount, None, lock.clone()).await? {
+            (Done::Volume(SetUp::Done(path)), _) => path,
+            (other, _) => return Err(unexpected(&other)),
+        };
+        let Some((give, held)) = give else {
+            node.journal.end(&pod, &intent);
+            return Ok(path);
+        };
+        drop(lock);
+        let held = Arc::new(held);
+        worker::call(&node.workers, &give, None, held.clone()).await?;
         node.journal.end(&pod, &intent);
-        match done {
-            Done::Volume(SetUp::Done(path)) => Ok(path),
-            other => Err(unexpected(&other)),
-        }
+        drop(held);
+        Ok(path)
     })
     .await
 }
@@ -131,9 +142,9 @@ async fn measured(
 ///
 /// # Errors
 /// The verb's own, or UNAVAILABLE where no worker answers.
-pub async fn tear_down(node: Arc<Node>, lock: PodLock, pod: PodUid, scope: Scope) -> Result<Outcome, Status> {
+pub async fn tear_down(node: Arc<Node>, locks: Locks, pod: PodUid, scope: Scope) -> Result<Outcome, Status> {
     to_its_end(async move {
-        let lock = Arc::new(lock);
+        let locks = Arc::new(locks);
         let of = pod.clone();
         let (kept, there) = on_the_pool(&node, move |node| {
             let kept = list::published(node, Some(&of))?;
@@ -157,9 +168,9 @@ pub async fn tear_down(node: Arc<Node>, lock: PodLock, pod: PodUid, scope: Scope
         }
         let mut kept: Vec<Kept> =
             kept.into_iter().map(|volume| Kept { what: volume.what(), spec: volume.spec }).collect();
-        kept.extend(flex::take_back(&node, &pod, &lock).await?);
+        kept.extend(flex::take_back(&node, &pod, &locks).await?);
         let task = Task::TearDownPod { pod: pod.clone(), scope, kept };
-        let outcome = match worker::call(&node.workers, &task, None, lock).await? {
+        let outcome = match worker::call(&node.workers, &task, None, locks).await? {
             (Done::TornDown(outcome), _) => outcome,
             (other, _) => return Err(unexpected(&other)),
         };

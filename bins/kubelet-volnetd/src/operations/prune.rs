@@ -73,12 +73,12 @@ pub async fn prune(
         }
         let path = node.settings.paths.pod(&pod).display().to_string();
         let step = |action, what: String, error| Step { action, pod: pod.clone(), what, error };
-        let Some(lock) = node.try_lock_pod(&pod) else {
+        let Some(locks) = node.try_lock_whole_pod(&pod) else {
             tell(step(Action::Kept, path, chain(&node.busy(&pod))));
             continue;
         };
         // One that hangs holds up no other.
-        let torn_down = super::tear_down(node.clone(), lock, pod.clone(), Scope::Everything);
+        let torn_down = super::tear_down(node.clone(), locks, pod.clone(), Scope::Everything);
         match tokio::time::timeout(PATIENCE, torn_down).await {
             Ok(Ok(outcome)) => {
                 for point in outcome.unmounted {

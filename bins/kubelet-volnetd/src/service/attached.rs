@@ -33,8 +33,8 @@ async fn set_up(verbs: &Verbs, used: Used, disk: Disk) -> Result<Ready, Status> 
     let wanted = used.wanted(place.plugin, place.point(&verbs.node.settings), false)?;
     // Judged before a disk is attached.
     wanted.file_system.as_ref().map_err(Clone::clone)?;
-    let lock = verbs.node.lock_pod(&wanted.pod).await?;
-    attached::set_up(verbs.node.clone(), lock, wanted, disk).await
+    let locks = wanted.lock(&verbs.node).await?;
+    attached::set_up(verbs.node.clone(), locks, wanted, disk).await
 }
 
 pub(super) async fn end(verbs: &Verbs, request: EndDiskRequest) -> Result<(), Status> {

@@ -113,7 +113,7 @@ impl Csi for Verbs {
         if request.found && !published.block {
             operations::ask_published(&self.node, &published).await?;
         }
-        let locks = operations::lock_published(&self.node, &published).await?;
+        let locks = operations::lock_to_commit(&self.node, &published).await?;
         let path = operations::commit_publish(self.node.clone(), locks, published, giving).await?;
         let shown = path.clone();
         let takes_no_labels = self.run(None, move |_| Ok::<_, Status>(!takes_labels(&shown))).await?;

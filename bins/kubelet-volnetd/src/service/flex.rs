@@ -47,7 +47,8 @@ pub(super) async fn set_up(verbs: &Verbs, request: SetUpFlexRequest) -> Result<S
         flex::set_up_device(verbs.node.clone(), wanted).await?;
         return Ok(SetUpFlexReply::default());
     }
-    let lock = verbs.node.lock_pod(&wanted.pod).await?;
-    let ready = flex::set_up(verbs.node.clone(), lock, wanted).await?;
+    let walk = verbs.node.lock_walk(&wanted.pod, wanted.flex.driver.as_str(), &wanted.flex.volume).await?;
+    let locks = (verbs.node.lock_pod(&wanted.pod).await?, walk);
+    let ready = flex::set_up(verbs.node.clone(), locks, wanted).await?;
     Ok(SetUpFlexReply { host_path: verbs.told(&ready.path), relabel: ready.relabel })
 }

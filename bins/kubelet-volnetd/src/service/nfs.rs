@@ -41,7 +41,7 @@ pub(super) async fn set_up(verbs: &Verbs, request: SetUpNfsRequest) -> Result<Pa
     let lock = verbs.node.lock_pod(&pod).await?;
     let task = |may_mount| Task::SetUpNfs { pod: pod.clone(), nfs: nfs.clone(), may_mount };
     let (look, mount) = (task(false), task(true));
-    let volume = VolumeSetUp { pod: pod.clone(), plugin: NFS, intent, look, mount };
+    let volume = VolumeSetUp { pod: pod.clone(), plugin: NFS, intent, look, mount, give: None };
     match tokio::time::timeout(PATIENCE, operations::set_up(verbs.node.clone(), lock, volume)).await {
         Ok(result) => result,
         Err(_) => Err(VolumeError::Nfs(NfsError::no_answer(settings, &pod, &nfs)).into()),

@@ -66,8 +66,8 @@ impl Volumes for Verbs {
             block: request.block,
         };
         let wanted = used.wanted(Plugin::Local, path, request.grow)?;
-        let lock = self.node.lock_pod(&wanted.pod).await?;
-        let ready = local::set_up(self.node.clone(), lock, wanted).await?;
+        let locks = wanted.lock(&self.node).await?;
+        let ready = local::set_up(self.node.clone(), locks, wanted).await?;
         Ok(Response::new(SetUpVolumeReply {
             host_path: self.told(&ready.path),
             other_group: ready.other_group.map(i64::from),
@@ -199,9 +199,9 @@ impl Volumes for Verbs {
         let request = request.into_inner();
         let pod = validate::pod_uid(&request.pod_uid)?;
         self.guard(request.guard.as_ref())?;
-        let lock = self.node.lock_pod(&pod).await?;
+        let locks = self.node.lock_whole_pod(&pod).await?;
         let scope = if request.volumes_only { Scope::Volumes } else { Scope::Everything };
-        let outcome = operations::tear_down(self.node.clone(), lock, pod, scope).await?;
+        let outcome = operations::tear_down(self.node.clone(), locks, pod, scope).await?;
         Ok(Response::new(TearDownPodReply { done: outcome.left.is_empty(), left: outcome.left }))
     }
 

@@ -4,7 +4,7 @@
 //!
 //! The path is an administrator's word in a PersistentVolume and is resolved as the host resolves any path, as a hostPath's is.
 
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 
 use bulkhead_sys::mount;
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::disk::place::Plugin;
 use super::empty_dir::Group;
 use super::ownership::{self, Access};
-use super::{SetUp, VolumeError, pod_dir};
+use super::{SetUp, VolumeError, pod_dir, volume_root};
 use crate::node::Settings;
 
 /// What the volume is.
@@ -43,7 +43,7 @@ pub struct LocalError {
 }
 
 /// Binds the folder, or does nothing if it is bound. Without `may_mount` it stops before the bind. `again`: an earlier one has not
-/// come to its end, so that the volume may not be its group's yet.
+/// come to its end, so that the volume may not be its group's yet ([`give`]).
 pub fn set_up(
     settings: &Settings,
     pod: &PodUid,
@@ -77,17 +77,7 @@ pub fn set_up(
         // What is below the mount stays open no longer than this.
         mount::bind_with(source.as_fd(), target.as_fd(), attributes).map_err(mount_error)?;
     }
-    if !may_mount {
-        return Ok(SetUp::NeedsMount);
-    }
-    if let Some(group) = local.group.filter(|_| !local.read_only) {
-        give(settings, &parent, &path, local, group).map_err(|source| VolumeError::Ownership {
-            pod: pod.clone(),
-            volume: volume.clone(),
-            source,
-        })?;
-    }
-    Ok(SetUp::Done(path))
+    Ok(if may_mount { SetUp::Done(path) } else { SetUp::NeedsMount })
 }
 
 /// Where it is bound, if it is.
@@ -117,22 +107,20 @@ pub fn other_group(settings: &Settings, pod: &PodUid, local: &Local) -> Result<O
     Ok((is.st_gid != group.id).then_some(is.st_gid))
 }
 
-/// As upstream: with each pod; of a local volume once, with the first one that has it.
-fn give(
-    settings: &Settings,
-    parent: &OwnedFd,
-    path: &Path,
-    local: &Local,
-    group: Group,
-) -> Result<(), ownership::OwnershipError> {
+/// Gives what is bound to the group, as upstream with each pod; of a local volume once, with the first one that has it.
+///
+/// # Errors
+/// It is not bound, or the walk does not come to its end.
+pub fn give(settings: &Settings, pod: &PodUid, local: &Local, group: Group) -> Result<(), VolumeError> {
+    let error = |source| VolumeError::Ownership { pod: pod.clone(), volume: local.volume.clone(), source };
+    let path = settings.paths.volume(pod, local.plugin.name(), &local.volume);
     if local.plugin == Plugin::Local
-        && is_bound_elsewhere(&settings.paths.pods(), path).map_err(ownership::OwnershipError::Root)?
+        && is_bound_elsewhere(&settings.paths.pods(), &path).map_err(VolumeError::Mounts)?
     {
         return Ok(());
     }
-    let root = open::dir_beneath(parent.as_fd(), local.volume.as_str())
-        .map_err(|error| ownership::OwnershipError::Root(std::io::Error::other(error)))?;
-    if group.on_root_mismatch && ownership::is_given(root.as_fd(), group.id, Access::ReadWrite)? {
+    let root = volume_root(pod_dir(settings, pod)?.as_fd(), pod, &local.volume, local.plugin.name())?;
+    if group.on_root_mismatch && ownership::is_given(root.as_fd(), group.id, Access::ReadWrite).map_err(error)? {
         return Ok(());
     }
     let walked = ownership::give(root.as_fd(), group.id, Access::ReadWrite, ownership::PATIENCE);
@@ -140,6 +128,7 @@ fn give(
         Plugin::Local => walked.map(|_| ()),
         Plugin::Fc | Plugin::Iscsi | Plugin::Flex => ownership::forgiving(walked),
     }
+    .map_err(error)
 }
 
 /// Whether another pod has the same folder of the same file system.
