@@ -372,6 +372,7 @@ impl Loops {
             ready: cgroups,
             limited: AtomicBool::default(),
             qos_written: tokio::sync::Mutex::default(),
+            qos_unsettled: tokio::sync::Notify::new(),
         };
         let pressure = PressureReports::new(state.pressure(), &config.boot_id, Arc::new(state.clone()));
         let pressure = Arc::new(pressure);

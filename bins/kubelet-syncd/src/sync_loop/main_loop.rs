@@ -173,6 +173,7 @@ impl SyncLoop {
                 () = self.node.prober.changed() => self.on_probes(),
                 () = self.node.container_manager.news().changed() => self.on_resource_news(),
                 () = self.node.ownership.learned() => self.housekeeping.run_at_once(),
+                () = self.node.cgroups.qos_unsettled.notified() => self.qos.again(Instant::now()),
                 () = tokio::time::sleep_until(wake) => {}
             }
             self.on_time();

@@ -39,6 +39,8 @@ pub struct NodeCgroups {
     pub limited: AtomicBool,
     /// The values of the QoS levels that were written last; absent: they are not known. Held while they are written.
     pub qos_written: tokio::sync::Mutex<Option<api::SetQosRequest>>,
+    /// The values that the QoS levels have are not, or may not be, the ones that were to be written.
+    pub qos_unsettled: tokio::sync::Notify,
 }
 
 impl NodeCgroups {
@@ -64,8 +66,8 @@ const QOS_DEBOUNCE: Duration = Duration::from_millis(200);
 /// They wait for so long again while there is nothing to write them to, or no pod to compute them from.
 const QOS_WAIT: Duration = Duration::from_secs(1);
 
-/// When the values of the QoS levels are written: at the start, after changes, and when kubelet-volnetd has restarted. (Upstream
-/// writes them each minute, too.)
+/// When the values of the QoS levels are written: at the start, after changes, when kubelet-volnetd has restarted, and a minute after
+/// they could not be written. (Upstream writes them each minute, too.)
 #[derive(Debug)]
 pub struct QosTimes {
     at: Option<Instant>,
@@ -80,7 +82,17 @@ impl QosTimes {
 
     /// The pods' requests have changed.
     pub fn soon(&mut self, now: Instant) {
-        self.at.get_or_insert(now + QOS_DEBOUNCE);
+        self.not_later_than(now + QOS_DEBOUNCE);
+    }
+
+    /// The values could not be written.
+    pub fn again(&mut self, now: Instant) {
+        self.not_later_than(now + ENFORCE_AGAIN);
+        self.anew = true;
+    }
+
+    fn not_later_than(&mut self, at: Instant) {
+        self.at = Some(self.at.map_or(at, |set| set.min(at)));
     }
 
     /// The values may be other ones than those that were written.
@@ -246,7 +258,8 @@ impl Enforced {
     }
 }
 
-/// Shares of the burstable level, and what memory the levels keep. `anew`: also where the same was written last.
+/// Shares of the burstable level, and what memory the levels keep. `anew`: also where the same was written last. What could not be
+/// written is unsettled; so are limits of memory, for a level that uses more than it may gets what it uses instead.
 pub async fn set_qos(node: &NodeContext, pods: &[Arc<Pod>], anew: bool) {
     let pods = || pods.iter().map(|p| &**p);
     let levels = node.facts().memory_qos.map(|qos| qos.of_levels(pods()));
@@ -278,6 +291,9 @@ pub async fn set_qos(node: &NodeContext, pods: &[Arc<Pod>], anew: bool) {
             tracing::warn!(error = &error as &dyn std::error::Error, "failed to update cgroups of QoS classes");
         }
     }
+    if written.is_none() || limits.is_some() {
+        node.cgroups.qos_unsettled.notify_one();
+    }
 }
 
 #[cfg(test)]
@@ -300,6 +316,10 @@ mod tests {
         times.soon(at(7000));
         times.anew_soon(at(7100));
         assert_eq!((times.take_due(at(7200), true), times.next()), (Some(true), None), "both at once");
+        times.again(at(8000));
+        assert_eq!((times.take_due(at(67_999), true), times.next()), (None, Some(at(68_000))), "could not be written");
+        times.soon(at(9000));
+        assert_eq!((times.take_due(at(9200), true), times.next()), (Some(true), None), "a change comes first");
     }
 
     #[test]
