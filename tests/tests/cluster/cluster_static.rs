@@ -84,6 +84,43 @@ fn mirror_pods_follow_their_static_pods() -> Result<()> {
     node.finish()
 }
 
+/// A cloud names the node's address, and has taken it away when the node begins anew: nobody knows it then.
+#[test]
+fn a_static_pod_keeps_the_hosts_address_that_nobody_names() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let Member { cluster, mut node } =
+        Member::start(&lab, &[], |node| node.argument("--cloud-provider=external").argument("--node-ip="))?;
+    wait_node(&cluster, "True")?;
+    let named =
+        |addresses: Value| cluster.patch_status("nodes", "", NODE, &json!({"status": {"addresses": addresses}}));
+    named(json!([{"type": "InternalIP", "address": "192.0.2.7"}]))?;
+    node.write(&Pod::idle("own"))?;
+    node.write(&Pod::idle("hosts").host_network())?;
+    let names = [node.pod_name("own"), node.pod_name("hosts")];
+    let has_address = |pod: &Value| pod["status"]["hostIP"] == "192.0.2.7" && is_true(pod, "Ready");
+    for name in &names {
+        cluster.wait_for("pods", "default", name, "it has the host's address", has_address)?;
+    }
+    named(json!([{"type": "Hostname", "address": NODE}]))?;
+    node.stop()?;
+    node.launch()?;
+    node.wait_healthy()?;
+    // When the mirror pod of a new one shows that it runs, those of the others have been compared.
+    node.write(&Pod::idle("later"))?;
+    let later = wait_ready(&cluster, &node.pod_name("later"))?;
+    ensure!(later["status"]["hostIP"].is_null(), "the node has an address: {later:#}");
+    for name in &names {
+        let statuses = cluster.statuses("pods", "default", name)?;
+        for address in ["hostIP", "podIP"] {
+            let all = statuses.iter().map(|status| &status[address]);
+            let mut told: Vec<&Value> = all.skip_while(|ip| ip.is_null()).collect();
+            told.dedup();
+            ensure!(told.len() == 1, "{name} {address}: {told:?}");
+        }
+    }
+    node.finish()
+}
+
 /// Upstream's mirror_pod_test.go, "should successfully recreate when file is removed and recreated".
 #[test]
 fn a_manifest_that_is_removed_and_written_again_restarts_its_pod() -> Result<()> {
