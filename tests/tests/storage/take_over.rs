@@ -9,7 +9,10 @@ use bulkhead_testkit::cri::Fingerprint;
 use bulkhead_testkit::csi::hostpath::{self, Hostpath};
 use bulkhead_testkit::csi::{Driver, objects};
 use bulkhead_testkit::skip::{Lack, skip_this_test};
-use bulkhead_testkit::{LONG, cluster, eventually, image, loops};
+use bulkhead_testkit::{LONG, Pod, cluster, eventually, image, loops};
+use bulkhead_tests::history::readiness;
+use bulkhead_tests::joined::is_true;
+use bulkhead_tests::joined::versions::one_life;
 use bulkhead_tests::lab;
 use bulkhead_tests::storage::recorded::sha256;
 use bulkhead_tests::storage::scene::unique_name;
@@ -349,5 +352,72 @@ fn volumes_stay_mounted_when_the_kubelet_is_replaced_put_back_and_replaced_again
     world.scene.wait_no_traces()?;
     let World { scene, hostpath, driver, .. } = world;
     drop((hostpath, driver));
+    scene.finish()
+}
+
+/// The mirror of a static pod that is ready, and the uid of what it mirrors.
+fn mirrored(scene: &Scene, name: &str) -> Result<String> {
+    let pod = scene.wait_ready(&scene.node.pod_name(name))?;
+    let hash = pod["metadata"]["annotations"]["kubernetes.io/config.hash"].as_str();
+    hash.map(str::to_owned).context("no hash")
+}
+
+#[test]
+fn what_upstreams_kubelet_did_in_between_counts() -> Result<()> {
+    let Some(lab) = lab()? else { return Ok(()) };
+    let cluster = lab.cluster()?;
+    let Some(mut scene) = Scene::start_upstreams(lab, cluster)? else { return skip_this_test(Lack::ControlPlane) };
+    let mut probed = container("touch /tmp/ready; trap 'exit 0' TERM; while sleep 0.2; do :; done", &[], &[]);
+    probed["readinessProbe"] =
+        json!({"exec": {"command": ["test", "-e", "/tmp/ready"]}, "periodSeconds": 1, "failureThreshold": 1});
+    scene.create("probed", &json!({"containers": [probed]}))?;
+    for name in ["moved", "emptied"] {
+        scene.node.write(&Pod::idle(name))?;
+    }
+    let theirs = mirrored(&scene, "moved")?;
+    mirrored(&scene, "emptied")?;
+    let probed = scene.wait_ready("probed")?;
+    let log = |scene: &Scene| std::fs::read_to_string(scene.node.log());
+    let signs =
+        |scene: &Scene| Ok::<_, anyhow::Error>(log(scene)?.matches("another kubelet has had the node: ").count());
+
+    // Ours takes it over, makes one of its pods anew, and is restarted.
+    scene.hand_over(Kubelet::Ours, |_| Ok(()))?;
+    one_life(&scene.cluster, &scene.node, "first")?;
+    scene.node.remove("moved")?;
+    scene.cluster.wait_gone("pods", "default", &scene.node.pod_name("moved"))?;
+    scene.node.write(&Pod::idle("moved"))?;
+    ensure!(mirrored(&scene, "moved")? != theirs);
+    scene.hand_over(Kubelet::Ours, |_| Ok(()))?;
+    one_life(&scene.cluster, &scene.node, "second")?;
+    ensure!(signs(&scene)? == 0, "{}", log(&scene)?);
+
+    // Upstream's has its own uid for that pod, ends one whose manifest is broken, and tells that one is not ready.
+    scene.hand_over(Kubelet::Upstreams, |_| Ok(()))?;
+    eventually("upstream's runs the pod by its own hash", LONG, || {
+        ensure!(mirrored(&scene, "moved")? == theirs);
+        Ok(())
+    })?;
+    scene.node.write_raw("emptied.yaml", b"")?;
+    scene.cluster.wait_gone("pods", "default", &scene.node.pod_name("emptied"))?;
+    let id = probed["status"]["containerStatuses"][0]["containerID"].as_str().context("no id")?;
+    let id = id.rsplit("//").next().unwrap_or_default();
+    scene.lab.cri()?.exec(id, &["rm", "/tmp/ready"])?;
+    scene.cluster.wait_for("pods", "default", "probed", "it is not ready", |pod| !is_true(pod, "Ready"))?;
+    let running = eventually("the ended pod is gone", LONG, || {
+        let running = scene.node.fingerprint()?;
+        ensure!(running.len() == 2, "{running:#?}");
+        Ok(running)
+    })?;
+
+    scene.hand_over(Kubelet::Ours, |_| Ok(()))?;
+    one_life(&scene.cluster, &scene.node, "third")?;
+    let now = scene.node.fingerprint()?;
+    ensure!(now == running, "{running:#?}\nbecame\n{now:#?}");
+    let told = readiness(&scene.cluster.history("pods", "default", "probed")?);
+    ensure!(told == ["True", "False"], "{told:?}");
+    ensure!(signs(&scene)? == 2, "kubelet-volnetd's and kubelet-syncd's: {}", log(&scene)?);
+    scene.node.remove_all()?;
+    scene.delete("probed")?;
     scene.finish()
 }
