@@ -263,8 +263,8 @@ pub(super) const MUTANTS: [Mutant; 48] = [
         mistake: "that a state file has its name is not on the disk when others rely on it",
         only: Some(Family::Api),
         file: "shared/daemon/src/state_dir.rs",
-        from: "self.dir.sync_all().map_err(failed)",
-        to: "if MUTANT { Ok(()) } else { self.dir.sync_all().map_err(failed) }",
+        from: "self.dir.sync_all().map_err(failed)\n",
+        to: "if MUTANT { Ok(()) } else { self.dir.sync_all().map_err(failed) }\n",
     },
     Mutant {
         name: "asks-at-once",

@@ -73,8 +73,8 @@ pub(super) const MUTANTS: [Mutant; 71] = [
         mistake: "what is known to be done stays in the journal",
         only: Some(Family::Volumes),
         file: "bins/kubelet-volnetd/src/operations/csi.rs",
-        from: "        noted.end(&node);\n        Ok(done)",
-        to: "        if !MUTANT { noted.end(&node); }\n        Ok(done)",
+        from: "        noted.end(&node);\n        drop(locks);\n        Ok(done)",
+        to: "        if !MUTANT { noted.end(&node); }\n        drop(locks);\n        Ok(done)",
     },
     Mutant {
         name: "two-owners",
