@@ -45,7 +45,13 @@ pub struct Saved {
     /// Checksums of `allocated_pods_state` as this process may have left it: a file with another one is somebody else's.
     #[serde(default)]
     pub exported: Vec<u64>,
+    /// The same of `actuated_pods_state`; empty where an earlier version wrote it.
+    #[serde(default)]
+    pub exported_actuated: Vec<u64>,
 }
+
+/// So many writes of upstream's files may fail in a row, each with another content, and what stands there is still known as ours.
+const EXPORTED_MAX: usize = 8;
 
 #[derive(Debug, Default)]
 struct Book {
@@ -55,6 +61,7 @@ struct Book {
     deviating: HashSet<PodUid>,
     conditions: HashMap<PodUid, ResizeConditions>,
     exported: Vec<u64>,
+    exported_actuated: Vec<u64>,
     dirty: bool,
     /// Somebody has less than before, and nobody has asked since.
     shrunk: bool,
@@ -97,7 +104,8 @@ impl Book {
         let allocated = self.allocated.iter().map(|(uid, r)| (uid.to_string(), r.clone())).collect();
         let uids = self.deviating.iter();
         let actuated = uids.filter_map(|uid| Some((uid.to_string(), self.actuated.get(uid)?.clone()))).collect();
-        Saved { allocated, actuated, exported: self.exported.clone() }
+        let (exported, exported_actuated) = (self.exported.clone(), self.exported_actuated.clone());
+        Saved { allocated, actuated, exported, exported_actuated }
     }
 }
 
@@ -121,7 +129,8 @@ impl Allocations {
         // Who is not named has what was granted.
         let mut actuated: HashMap<_, _> = allocated.iter().map(|(uid, r)| (uid.clone(), r.actuated())).collect();
         actuated.extend(parse(saved.actuated).into_iter().filter(|(uid, _)| allocated.contains_key(uid)));
-        let mut book = Book { allocated, actuated, exported: saved.exported, ..Book::default() };
+        let Saved { exported, exported_actuated, .. } = saved;
+        let mut book = Book { allocated, actuated, exported, exported_actuated, ..Book::default() };
         let deviates = |uid: &&PodUid| book.deviation(uid).is_some();
         book.deviating = book.actuated.keys().filter(deviates).cloned().collect();
         Allocations { book: Mutex::new(book), store, gates, changed: Notify::new() }
@@ -228,18 +237,39 @@ impl Allocations {
         (all(&book.allocated), all(&book.actuated))
     }
 
-    /// Checksums that upstream's file of allocations may carry from now on.
+    /// Checksums that upstream's files of what is allocated and actuated may carry from now on, beside those that they may carry already.
     ///
     /// # Errors
     /// That could not be noted for good.
-    pub(super) fn exporting(&self, checksum: u64) -> std::io::Result<()> {
+    pub(super) fn exporting(&self, allocated: u64, actuated: u64) -> std::io::Result<()> {
+        let next = |known: &[u64], checksum: u64| {
+            let others: Vec<u64> = known.iter().copied().filter(|one| *one != checksum).collect();
+            let kept = others.len().saturating_sub(EXPORTED_MAX - 1);
+            others.into_iter().skip(kept).chain([checksum]).collect()
+        };
+        self.note_exported(next, allocated, actuated)
+    }
+
+    /// They carry these. One that was there before is somebody else's word when it comes again: that a resize back is carried out.
+    ///
+    /// # Errors
+    /// As [`Allocations::exporting`].
+    pub(super) fn exported(&self, allocated: u64, actuated: u64) -> std::io::Result<()> {
+        self.note_exported(|_, checksum| vec![checksum], allocated, actuated)
+    }
+
+    fn note_exported(
+        &self,
+        next: impl Fn(&[u64], u64) -> Vec<u64>,
+        allocated: u64,
+        actuated: u64,
+    ) -> std::io::Result<()> {
         let mut book = self.book();
-        let before = book.exported.last().copied().filter(|last| *last != checksum);
-        let next: Vec<u64> = before.into_iter().chain([checksum]).collect();
-        if book.exported == next {
+        let (allocated, actuated) = (next(&book.exported, allocated), next(&book.exported_actuated, actuated));
+        if book.exported == allocated && book.exported_actuated == actuated {
             return Ok(());
         }
-        book.exported = next;
+        (book.exported, book.exported_actuated) = (allocated, actuated);
         let json = state_file::encode(VERSION, &book.saved())?;
         drop(book);
         self.store.save(&json)

@@ -164,7 +164,7 @@ fn who_is_gone_is_forgotten_and_damage_is_dropped() {
     let disk = Arc::new(Disk::default());
     let entries =
         Entries::from([("../x".to_owned(), PodResources::default()), ("u1".to_owned(), PodResources::default())]);
-    let saved = Saved { allocated: entries.clone(), actuated: entries, exported: Vec::new() };
+    let saved = Saved { allocated: entries.clone(), actuated: entries, ..Saved::default() };
     let book = Allocations::new(saved, disk.clone(), Gates::default());
     assert_eq!(book.entries().0.len(), 1);
     book.start(&uid(), 2, Timestamp::UNIX_EPOCH);
@@ -230,4 +230,25 @@ proptest! {
             prop_assert_eq!(&book.granted(&uid(), &pod(&[9, 9])).spec, &granted.spec);
         }
     }
+}
+
+#[test]
+fn checksums_are_those_that_upstreams_files_may_have() {
+    let disk = Arc::new(Disk::default());
+    let book = Allocations::new(Saved::default(), disk.clone(), Gates::default());
+    let kept = || {
+        let saved: Saved = serde_json::from_slice(disk.0.lock().last().unwrap()).unwrap();
+        (saved.exported, saved.exported_actuated)
+    };
+    book.exporting(1, 11).unwrap();
+    book.exported(1, 11).unwrap();
+    // Writes that fail leave what was there, whatever was to follow.
+    book.exporting(1, 12).unwrap();
+    book.exporting(2, 13).unwrap();
+    assert_eq!(kept(), (vec![1, 2], vec![11, 12, 13]));
+    book.exporting(2, 11).unwrap();
+    book.exported(2, 11).unwrap();
+    assert_eq!(kept(), (vec![2], vec![11]), "12 and 13 are another's word from now on");
+    (0..20).for_each(|one| book.exporting(2, 100 + one).unwrap());
+    assert_eq!(kept().1, (112..120).collect::<Vec<_>>());
 }

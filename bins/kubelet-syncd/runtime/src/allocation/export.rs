@@ -22,14 +22,23 @@ const AGAIN: Duration = Duration::from_secs(30);
 /// What volnetd takes of one file.
 const BYTES_MAX: u64 = 16 << 20;
 
-/// What to go on from: our own book, unless upstream's file is one that we never wrote. Pure.
+/// What to go on from: our own book, unless one of upstream's files is one that we never wrote. A kubelet that has carried out a
+/// resize which was granted before has written the second alone. Pure.
 ///
-/// `allocated`, `actuated`: what stands in upstream's files, with the first one's checksum.
-pub fn newest(own: Option<Saved>, allocated: Option<(Entries, u64)>, actuated: Option<Entries>) -> Saved {
+/// `allocated`, `actuated`: what stands in upstream's files, with the checksums.
+pub fn newest(own: Option<Saved>, allocated: Option<(Entries, u64)>, actuated: Option<(Entries, u64)>) -> Saved {
+    let is_ours = |known: &[u64], file: &Option<(Entries, u64)>| {
+        known.is_empty() || file.as_ref().is_none_or(|(_, checksum)| known.contains(checksum))
+    };
     match (own, allocated) {
-        (Some(own), Some((_, checksum))) if own.exported.contains(&checksum) => own,
+        (Some(own), Some((_, checksum)))
+            if own.exported.contains(&checksum) && is_ours(&own.exported_actuated, &actuated) =>
+        {
+            own
+        }
         (own, Some((allocated, checksum))) if own.is_none() || !allocated.is_empty() => {
-            Saved { allocated, actuated: actuated.unwrap_or_default(), exported: vec![checksum] }
+            let (actuated, known) = actuated.map(|(actuated, checksum)| (actuated, vec![checksum])).unwrap_or_default();
+            Saved { allocated, actuated, exported: vec![checksum], exported_actuated: known }
         }
         (own, _) => own.unwrap_or_default(),
     }
@@ -52,7 +61,7 @@ pub async fn load(own: Option<Saved>, broker: &BrokerClient) -> Saved {
         }
     };
     let (allocated, actuated) = (read(StateKind::AllocatedPods).await, read(StateKind::ActuatedPods).await);
-    newest(own, allocated, actuated.map(|(entries, _)| entries))
+    newest(own, allocated, actuated)
 }
 
 fn entries(fd: OwnedFd) -> Result<Option<(Entries, u64)>, Box<dyn std::error::Error>> {
@@ -75,13 +84,13 @@ pub async fn keep(book: Arc<Allocations>, broker: BrokerClient) {
 
 async fn put(book: &Allocations, broker: &BrokerClient) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let (allocated, actuated) = book.entries();
-    let (actuated, _) = checkpoint::write(actuated)?;
+    let (actuated, actuated_checksum) = checkpoint::write(actuated)?;
     let (allocated, checksum) = checkpoint::write(allocated)?;
+    // Known as ours before they stand there.
+    book.exporting(checksum, actuated_checksum)?;
     broker.put_state(StateKind::ActuatedPods, memfd::sealed("actuated", &actuated)?).await?;
-    // Known as ours before it stands there.
-    book.exporting(checksum)?;
     broker.put_state(StateKind::AllocatedPods, memfd::sealed("allocated", &allocated)?).await?;
-    Ok(())
+    Ok(book.exported(checksum, actuated_checksum)?)
 }
 
 #[cfg(test)]
@@ -95,17 +104,42 @@ mod tests {
 
     #[test]
     fn a_file_that_is_not_ours_is_newer_than_our_book() {
-        let own = Saved { allocated: entries("ours"), actuated: Entries::new(), exported: vec![1, 2] };
+        let own =
+            Saved { allocated: entries("ours"), actuated: Entries::new(), exported: vec![1, 2], ..Saved::default() };
         let theirs = || (entries("theirs"), 3);
         let who = |saved: Saved| saved.allocated.into_keys().next();
         assert_eq!(who(newest(Some(own.clone()), Some((entries("x"), 2)), None)).as_deref(), Some("ours"));
         assert_eq!(who(newest(Some(own.clone()), Some((entries("x"), 1)), None)).as_deref(), Some("ours"));
         assert_eq!(who(newest(Some(own.clone()), None, None)).as_deref(), Some("ours"));
         assert_eq!(who(newest(Some(own.clone()), Some((Entries::new(), 9)), None)).as_deref(), Some("ours"));
-        let taken = newest(Some(own), Some(theirs()), Some(entries("theirs")));
-        assert_eq!((taken.exported.clone(), taken.actuated.len()), (vec![3], 1));
+        let taken = newest(Some(own), Some(theirs()), Some((entries("theirs"), 7)));
+        assert_eq!(
+            (taken.exported.clone(), taken.exported_actuated.clone(), taken.actuated.len()),
+            (vec![3], vec![7], 1)
+        );
         assert_eq!(who(taken).as_deref(), Some("theirs"));
         assert_eq!(who(newest(None, Some(theirs()), None)).as_deref(), Some("theirs"));
         assert_eq!(newest(None, None, None), Saved::default());
+    }
+
+    #[test]
+    fn a_resize_that_another_kubelet_has_carried_out_is_not_carried_out_again() {
+        let own = |known: &[u64]| {
+            let (exported, exported_actuated) = (vec![2], known.to_vec());
+            Saved { allocated: entries("pod"), actuated: entries("pod"), exported, exported_actuated }
+        };
+        for (known, actuated, ours) in [
+            (&[5, 6][..], Some(6), true),
+            (&[5, 6], Some(5), true),
+            (&[5, 6], Some(7), false),
+            (&[5, 6], None, true),
+            // An earlier version wrote it.
+            (&[], Some(7), true),
+        ] {
+            let actuated = actuated.map(|checksum| (Entries::new(), checksum));
+            let taken = newest(Some(own(known)), Some((entries("pod"), 2)), actuated.clone());
+            let theirs = Saved { actuated: Entries::new(), exported_actuated: vec![7], ..own(known) };
+            assert_eq!(taken, if ours { own(known) } else { theirs }, "{known:?} {actuated:?}");
+        }
     }
 }
