@@ -15,6 +15,7 @@ use bulkhead_ipc::client::Link;
 use bulkhead_ipc::syncd::NodeImage;
 use bulkhead_types::Process;
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -90,6 +91,8 @@ const LOOP_BOUND: Duration = Duration::from_secs(20);
 
 /// After SIGTERM, for sandboxes and containers that are being made; within the 5 s that a daemon has to stop.
 const FINISH: Duration = Duration::from_secs(4);
+/// After these, for upstream's files of allocations; within the same 5 s.
+const EXPORT: Duration = Duration::from_millis(800);
 
 /// A start does not wait longer for logind.
 const SHUTDOWN_KNOWN: Duration = Duration::from_secs(5);
@@ -333,6 +336,8 @@ pub(super) struct Loops {
     sync_loop: SyncLoop,
     /// Cuts off what the sync loop's workers are doing.
     end: CancellationToken,
+    /// Ends after that, once upstream's files of allocations are as the book is.
+    exported: JoinHandle<()>,
 }
 
 impl Loops {
@@ -352,7 +357,8 @@ impl Loops {
         let pleg = followers.pleg.clone();
         let runtime = runtime_side(start, &connections, &machine, &server, pleg, starts.clone())?;
         export_image_pulls(start, runtime.images()).await;
-        let allocations = allocations(start, state).await;
+        let end = CancellationToken::new();
+        let (allocations, exported) = allocations(start, state, end.clone()).await;
         let prober = prober(start, &connections)?;
         let memory = machine.capacity.memory;
         let news = Arc::new(News::default());
@@ -446,7 +452,6 @@ impl Loops {
         if let Some(event) = dns::check_host_file(&node.facts()) {
             reporter.emit_node(event);
         }
-        let end = CancellationToken::new();
         let (questions, asked) = evictions::questions();
         start.runtime_apis.evictions.set(questions, pressure);
         let ooms = OomReports::new(state.ooms(), &config.boot_id, Arc::new(state.clone()));
@@ -458,7 +463,7 @@ impl Loops {
         let pleg_events = followers.pleg_events;
         let parts = SyncLoopParts { node, sources, updates, pleg_events, evictions, shutdowns, stop: end.clone() };
         let sync_loop = SyncLoop::new(parts).with_heartbeat(daemon.progress.register("sync loop", LOOP_BOUND));
-        Ok(Loops { sync_loop, end })
+        Ok(Loops { sync_loop, end, exported })
     }
 
     /// Until the daemon is to stop. `calls`: the runtime's, of which some must not be cut off.
@@ -477,6 +482,9 @@ impl Loops {
             () = finish => {}
         }
         if daemon.stop.is_cancelled() {
+            if tokio::time::timeout(EXPORT, self.exported).await.is_err() {
+                tracing::warn!("upstream's checkpoints of resources may lack the last changes");
+            }
             Ok(())
         } else {
             Err("the main loop has ended: a pod source or PLEG is gone".into())
@@ -564,14 +572,18 @@ async fn export_image_pulls(start: &Start, images: &Arc<ImageManager<CriClient>>
     }
 }
 
-/// What pods were granted, as it was saved; it is exported in upstream's form from here on.
-async fn allocations(start: &Start, state: &PrivateState) -> Arc<Allocations> {
+/// What pods were granted, as it was saved; it is exported in upstream's form from here on until `end`.
+async fn allocations(
+    start: &Start,
+    state: &PrivateState,
+    end: CancellationToken,
+) -> (Arc<Allocations>, JoinHandle<()>) {
     let broker = &start.daemon.broker;
     let saved = allocation::export::load(state.allocations(), broker).await;
     let gates = allocation::Gates::of(&start.config.feature_gates());
     let allocations = Arc::new(Allocations::new(saved, Arc::new(state.clone()), gates));
-    tokio::spawn(allocation::export::keep(allocations.clone(), broker.clone()));
-    allocations
+    let exported = tokio::spawn(allocation::export::keep(allocations.clone(), broker.clone(), end));
+    (allocations, exported)
 }
 
 fn prober(start: &Start, connections: &Connections) -> Result<Arc<Prober>, RunError> {

@@ -80,15 +80,18 @@ impl Book {
         (!level || !actuated.containers.iter().all(as_granted)).then_some(actuated)
     }
 
-    fn actuate(&mut self, uid: &PodUid, change: impl FnOnce(&mut PodResources)) {
-        let before = self.deviation(uid).cloned();
+    /// Whether that changed what the pod really has.
+    fn actuate(&mut self, uid: &PodUid, change: impl FnOnce(&mut PodResources)) -> bool {
+        let before = self.actuated.get(uid).cloned();
+        let deviated = self.deviation(uid).is_some();
         change(self.actuated.entry(uid.clone()).or_default());
-        self.dirty |= self.deviation(uid) != before.as_ref();
+        self.dirty |= self.deviation(uid) != before.as_ref().filter(|_| deviated);
         // Who had what it was granted cannot have got less by that.
-        if let (Some(before), Some(now)) = (before, self.actuated.get(uid)) {
-            self.shrunk |= now.requests_less_than(&before);
+        if let (Some(before), Some(now)) = (before.as_ref().filter(|_| deviated), self.actuated.get(uid)) {
+            self.shrunk |= now.requests_less_than(before);
         }
         self.compare(uid);
+        self.actuated.get(uid) != before.as_ref()
     }
 
     /// What is allocated or actuated has changed.
@@ -115,7 +118,7 @@ pub struct Allocations {
     book: Mutex<Book>,
     store: Arc<dyn AllocationStore>,
     gates: Gates,
-    /// Something was written: upstream's files follow.
+    /// What is allocated or actuated has changed: upstream's files follow.
     pub(super) changed: Notify,
 }
 
@@ -191,10 +194,9 @@ impl Allocations {
     ) -> std::io::Result<()> {
         let level = pod.spec.as_ref().and_then(|s| s.resources.as_ref()).filter(|_| self.gates.pod_level);
         let real = effective(own, level);
-        self.book().actuate(uid, |pod| {
+        self.actuate(uid, |pod| {
             pod.containers.insert(container.to_owned(), real);
-        });
-        self.flush()
+        })
     }
 
     /// The pod's cgroup has the resources that the pod's spec gives to the pod as a whole.
@@ -203,8 +205,18 @@ impl Allocations {
     /// That could not be noted for good.
     pub fn set_actuated_level(&self, uid: &PodUid, pod: &Pod) -> std::io::Result<()> {
         let level = pod.spec.as_ref().and_then(|s| s.resources.clone()).filter(|_| self.gates.pod_level);
-        self.book().actuate(uid, |pod| pod.pod = level);
-        self.flush()
+        self.actuate(uid, |pod| pod.pod = level)
+    }
+
+    fn actuate(&self, uid: &PodUid, change: impl FnOnce(&mut PodResources)) -> std::io::Result<()> {
+        let changed = self.book().actuate(uid, change);
+        let written = self.write();
+        // Upstream's file names every container that was made, our own none that has what it was granted: upstream's kubelet restarts
+        // a container without an entry where its resizePolicy says RestartContainer.
+        if changed || matches!(written, Ok(true)) {
+            self.changed.notify_one();
+        }
+        written.map(|_| ())
     }
 
     /// Writes what has changed since the last time.
@@ -212,20 +224,27 @@ impl Allocations {
     /// # Errors
     /// It could not be written; the next call tries again.
     pub fn flush(&self) -> std::io::Result<()> {
+        if self.write()? {
+            self.changed.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Whether there was something to write.
+    fn write(&self) -> std::io::Result<bool> {
         let saved = {
             let mut book = self.book();
             if !std::mem::take(&mut book.dirty) {
-                return Ok(());
+                return Ok(false);
             }
             book.saved()
         };
         let written =
             state_file::encode(VERSION, &saved).map_err(std::io::Error::from).and_then(|json| self.store.save(&json));
-        match &written {
-            Ok(()) => self.changed.notify_one(),
-            Err(_) => self.book().dirty = true,
+        if written.is_err() {
+            self.book().dirty = true;
         }
-        written
+        written.map(|()| true)
     }
 
     /// Everything, as upstream's two files have it: allocated and actuated.

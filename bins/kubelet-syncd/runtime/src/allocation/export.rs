@@ -1,5 +1,5 @@
-//! Upstream's files `allocated_pods_state` and `actuated_pods_state` in the root directory: written after our own book
-//! has changed, and read once at the start when somebody else has written them since.
+//! Upstream's files `allocated_pods_state` and `actuated_pods_state` in the root directory: written at the start, after
+//! each change and at the end, and read once at the start when somebody else has written them since.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -11,6 +11,7 @@ use bulkhead_ipc::broker::BrokerClient;
 use bulkhead_ipc::volnetd::open_request::Kind;
 use bulkhead_ipc::volnetd::{State, StateKind};
 use bulkhead_sys::memfd;
+use tokio_util::sync::CancellationToken;
 
 use super::book::{Allocations, Saved};
 use super::checkpoint::{self, Entries};
@@ -70,19 +71,37 @@ fn entries(fd: OwnedFd) -> Result<Option<(Entries, u64)>, Box<dyn std::error::Er
     Ok(Some(checkpoint::read(&bytes)?))
 }
 
-/// Keeps the files up to date. Runs for ever.
-pub async fn keep(book: Arc<Allocations>, broker: BrokerClient) {
-    loop {
-        book.changed.notified().await;
-        tokio::time::sleep(SETTLE).await;
-        while let Err(error) = put(&book, &broker).await {
+/// Keeps the files up to date until `end`, and leaves them so: upstream's kubelet may be started next.
+pub async fn keep(book: Arc<Allocations>, broker: BrokerClient, end: CancellationToken) {
+    follow(&book, || put(&book, &broker), &end).await;
+}
+
+async fn follow<F>(book: &Allocations, put: impl Fn() -> F, end: &CancellationToken)
+where
+    F: Future<Output = Result<(), PutError>>,
+{
+    // At once: the life before may have been killed before its last change was written.
+    let mut pause = Some(Duration::ZERO);
+    let mut ends = false;
+    while !ends {
+        let due = async {
+            if let Some(pause) = pause {
+                return tokio::time::sleep(pause).await;
+            }
+            book.changed.notified().await;
+            tokio::time::sleep(SETTLE).await;
+        };
+        ends = end.run_until_cancelled(due).await.is_none();
+        pause = put().await.err().map(|error| {
             tracing::debug!(error = &*error, "upstream's checkpoints of resources wait");
-            tokio::time::sleep(AGAIN).await;
-        }
+            AGAIN
+        });
     }
 }
 
-async fn put(book: &Allocations, broker: &BrokerClient) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+type PutError = Box<dyn std::error::Error + Send + Sync>;
+
+async fn put(book: &Allocations, broker: &BrokerClient) -> Result<(), PutError> {
     let (allocated, actuated) = book.entries();
     let (actuated, actuated_checksum) = checkpoint::write(actuated)?;
     let (allocated, checksum) = checkpoint::write(allocated)?;
@@ -96,7 +115,11 @@ async fn put(book: &Allocations, broker: &BrokerClient) -> Result<(), Box<dyn st
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allocation::PodResources;
+    use crate::allocation::{AllocationStore, Gates, PodResources};
+    use bulkhead_types::PodUid;
+    use kubelet_model::v1::Pod;
+    use parking_lot::Mutex;
+    use serde_json::json;
 
     fn entries(uid: &str) -> Entries {
         Entries::from([(uid.to_owned(), PodResources::default())])
@@ -141,5 +164,90 @@ mod tests {
             let theirs = Saved { actuated: Entries::new(), exported_actuated: vec![7], ..own(known) };
             assert_eq!(taken, if ours { own(known) } else { theirs }, "{known:?} {actuated:?}");
         }
+    }
+    #[derive(Debug)]
+    struct Nowhere;
+
+    impl AllocationStore for Nowhere {
+        fn save(&self, _: &[u8]) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Upstream's kubelet restarts a container that it does not find there, where the resizePolicy says RestartContainer.
+    #[tokio::test(start_paused = true)]
+    async fn each_container_that_was_made_is_in_the_file_though_nothing_follows() {
+        let book = Arc::new(Allocations::new(Saved::default(), Arc::new(Nowhere), Gates::default()));
+        let uid = PodUid::parse("u").unwrap();
+        let resources = json!({"requests": {"cpu": "1"}});
+        let containers = ["a", "b", "c"].map(|name| json!({"name": name, "resources": resources}));
+        let pod: Pod = serde_json::from_value(json!({"spec": {"containers": containers}})).unwrap();
+        // What the file has, and how often it was written.
+        let file: Arc<Mutex<(Vec<String>, usize)>> = Arc::default();
+        let end = CancellationToken::new();
+        let kept = {
+            let (book, file, end) = (book.clone(), file.clone(), end.clone());
+            tokio::spawn(async move {
+                let put = async || {
+                    let (_, mut actuated) = book.entries();
+                    let made = actuated.remove("u").map(|pod| pod.containers.into_keys().collect());
+                    let mut file = file.lock();
+                    *file = (made.unwrap_or_default(), file.1 + 1);
+                    Ok(())
+                };
+                follow(&book, put, &end).await;
+            })
+        };
+        let later = || tokio::time::sleep(SETTLE * 2);
+        let make = |name: &str| {
+            let container = pod.spec.as_ref().unwrap().containers.iter().find(|c| c.name == name).unwrap();
+            book.set_actuated(&uid, name, container.resources.as_ref().unwrap(), &pod).unwrap();
+        };
+        later().await;
+        assert_eq!(*file.lock(), (vec![], 1), "written at the start");
+        book.allocate(&uid, &pod);
+        book.flush().unwrap();
+        later().await;
+        assert_eq!(*file.lock(), (vec![], 2), "admitted, its image is pulled");
+        make("a");
+        later().await;
+        assert_eq!(*file.lock(), (vec!["a".to_owned()], 3));
+        make("a");
+        later().await;
+        assert_eq!(file.lock().1, 3, "it was made again as it was");
+        make("b");
+        later().await;
+        assert_eq!(*file.lock(), (vec!["a".to_owned(), "b".to_owned()], 4), "each of them");
+        book.set_actuated_level(&uid, &with_level(&pod)).unwrap();
+        later().await;
+        assert_eq!(file.lock().1, 5, "the pod as a whole");
+        make("c");
+        end.cancel();
+        kept.await.unwrap();
+        assert_eq!(*file.lock(), (["a", "b", "c"].map(str::to_owned).to_vec(), 6), "written at the end");
+    }
+
+    fn with_level(pod: &Pod) -> Pod {
+        let mut pod = pod.clone();
+        pod.spec.get_or_insert_default().resources =
+            Some(serde_json::from_value(json!({"requests": {"cpu": "3"}})).unwrap());
+        pod
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_write_that_failed_is_tried_again_and_does_not_hold_up_the_end() {
+        let book = Allocations::new(Saved::default(), Arc::new(Nowhere), Gates::default());
+        let (tries, end) = (Mutex::new(0), CancellationToken::new());
+        let put = async || {
+            let mut tries = tries.lock();
+            *tries += 1;
+            if *tries == 2 {
+                end.cancel();
+            }
+            Err("away".into())
+        };
+        let began = tokio::time::Instant::now();
+        follow(&book, put, &end).await;
+        assert_eq!((*tries.lock(), began.elapsed()), (3, AGAIN));
     }
 }
