@@ -190,7 +190,13 @@ fn clock() -> jiff::Timestamp {
 }
 
 fn facts() -> Facts {
-    Facts { boot_id: "boot-2".into(), machine_id: "m".into(), architecture: "amd64", ..Facts::default() }
+    Facts {
+        boot_id: "boot-2".into(),
+        machine_id: "m".into(),
+        system_uuid: "u".into(),
+        architecture: "amd64",
+        ..Facts::default()
+    }
 }
 
 fn start(world: World, configure: impl FnOnce(&mut NodeConfig), state: Option<NodeState>) -> Node {
@@ -452,14 +458,16 @@ async fn a_node_that_stands_is_put_right_and_stays_ready() {
 /// What an administrator or a controller offers on the Node stays over restarts; of plugins it shows what kubelet-syncd knows.
 #[tokio::test(start_paused = true)]
 async fn a_restart_sets_only_extended_resources_of_plugins() {
-    // (machine that the Node was filled in on, what it has then of others' and of a plugin's that is not back)
-    for (machine, expected) in [("m", ["2", "0"]), ("other", ["0", "0"])] {
+    // (machine and firmware that the Node was filled in on, what it has then of others' and of a plugin's that is not back)
+    for (machine, firmware, expected) in
+        [("m", "u", ["2", "0"]), ("other", "u", ["2", "0"]), ("other", "v", ["0", "0"])]
+    {
         let amounts = json!({"others.com/eni": "2", "vendor.com/gpu": "2"});
         let mut world = World::default();
         let stands = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "test-node"}, "status": {
             "capacity": amounts, "allocatable": amounts,
             "nodeInfo": {
-                "machineID": machine, "systemUUID": "", "bootID": "boot-2", "kernelVersion": "", "osImage": "",
+                "machineID": machine, "systemUUID": firmware, "bootID": "boot-2", "kernelVersion": "", "osImage": "",
                 "containerRuntimeVersion": "", "kubeletVersion": "", "kubeProxyVersion": "", "operatingSystem": "linux",
                 "architecture": "amd64",
             },
@@ -477,7 +485,7 @@ async fn a_restart_sets_only_extended_resources_of_plugins() {
         let status = &world.node.as_ref().unwrap()["status"];
         for list in ["capacity", "allocatable"] {
             for (name, expected) in ["others.com/eni", "vendor.com/gpu"].into_iter().zip(expected) {
-                assert_eq!(status[list][name], expected, "{machine}: {name} in {status}");
+                assert_eq!(status[list][name], expected, "{machine} {firmware}: {name} in {status}");
             }
         }
     }
