@@ -15,6 +15,7 @@ pub mod file;
 pub mod http;
 pub mod merge;
 mod references;
+mod spared;
 pub mod static_pod;
 pub mod uids;
 
@@ -36,6 +37,7 @@ use tokio::time::Instant;
 pub use file::{Absence, FileConfig, ManifestStore, SetSink};
 pub use http::HttpConfig;
 pub use merge::{DroppedPod, FullName, Merge, PodOp, PodUpdate};
+use spared::Spared;
 pub use static_pod::ForNode;
 pub use uids::{FoundPod, UidStore, Uids};
 
@@ -77,6 +79,7 @@ pub type DroppedSink = Arc<dyn Fn(DroppedPod) + Send + Sync>;
 struct Shared {
     merge: Merge,
     errors: BTreeMap<SourceKind, Vec<String>>,
+    spared: Spared,
 }
 
 /// The running sources. Dropping it ends them.
@@ -93,7 +96,8 @@ pub struct Sources {
 /// What a source tells of its pods.
 #[derive(Debug)]
 enum SourceChange {
-    Set(Vec<Pod>),
+    /// With what could not be taken.
+    Set(Vec<Pod>, Vec<String>),
     Upsert(Box<Pod>),
     Remove(PodUid),
     Again(PodUid, Absence),
@@ -118,6 +122,8 @@ pub struct SetSender {
     kind: SourceKind,
     changes: mpsc::Sender<(SourceKind, SourceChange)>,
     shared: Arc<Mutex<Shared>>,
+    /// Goes with the next set.
+    untaken: Vec<String>,
 }
 
 impl SetSender {
@@ -138,7 +144,8 @@ impl SetSender {
 
 impl SetSink for SetSender {
     async fn set(&mut self, pods: Vec<Pod>) -> bool {
-        self.send(SourceChange::Set(pods)).await
+        let untaken = std::mem::take(&mut self.untaken);
+        self.send(SourceChange::Set(pods, untaken)).await
     }
 
     async fn again(&mut self, uid: PodUid, absence: Absence) -> bool {
@@ -147,6 +154,10 @@ impl SetSink for SetSender {
 
     fn errors(&mut self, errors: Vec<String>) {
         self.shared.lock().errors.insert(self.kind, errors);
+    }
+
+    fn untaken(&mut self, untaken: Vec<String>) {
+        self.untaken = untaken;
     }
 }
 
@@ -159,11 +170,14 @@ impl Sources {
         uid_store: Box<dyn UidStore>,
         dropped: DroppedSink,
     ) -> (Sources, mpsc::Receiver<PodUpdate>) {
-        let shared = Arc::new(Mutex::new(Shared::default()));
+        let running = config.running.clone();
+        let uids = Uids::new(uid_store, config.running);
+        let spared = Spared::new(running, |uid| uids.was_taken(uid));
+        let shared = Arc::new(Mutex::new(Shared { spared, ..Shared::default() }));
         let (changes, incoming) = mpsc::channel(CHANGES_WAITING);
         let statics = watch::Sender::new(Arc::default());
         let (updates, outgoing) = mpsc::channel(UPDATES_WAITING);
-        let uids = Arc::new(Mutex::new(Uids::new(uid_store, config.running)));
+        let uids = Arc::new(Mutex::new(uids));
         let mut sources = Sources {
             shared: shared.clone(),
             kinds: Vec::new(),
@@ -191,7 +205,7 @@ impl Sources {
     fn register(&mut self, kind: SourceKind) -> SetSender {
         self.shared.lock().merge.register(kind);
         self.kinds.push(kind);
-        SetSender { kind, changes: self.changes.clone(), shared: self.shared.clone() }
+        SetSender { kind, changes: self.changes.clone(), shared: self.shared.clone(), untaken: Vec::new() }
     }
 
     /// Where the API server's pods go in, when there is an API server.
@@ -200,6 +214,7 @@ impl Sources {
             kind: SourceKind::Api,
             changes: self.changes.clone(),
             shared: self.shared.clone(),
+            untaken: Vec::new(),
         })
     }
 
@@ -226,6 +241,17 @@ impl Sources {
     /// The pod of that UID, where a source wants it.
     pub fn pod(&self, uid: &PodUid) -> Option<Arc<Pod>> {
         self.shared.lock().merge.pod(uid.as_str())
+    }
+
+    /// The pod runs and may be that of a manifest that could not be taken ([`Spared`]): it is no orphan yet.
+    pub fn spares(&self, uid: &PodUid) -> bool {
+        let shared = self.shared.lock();
+        shared.spared.has(uid, &shared.merge)
+    }
+
+    /// The manifests that could not be taken and of which there is no record, each with the reason.
+    pub fn untaken(&self) -> Vec<String> {
+        self.shared.lock().spared.untaken().to_vec()
     }
 
     pub fn states(&self) -> Vec<SourceState> {
@@ -256,7 +282,12 @@ async fn merge_changes(
             let mut shared = shared.lock();
             let now = Timestamp::now();
             let merged = match change {
-                SourceChange::Set(pods) => shared.merge.set(kind, pods, now),
+                SourceChange::Set(pods, untaken) => {
+                    if kind == SourceKind::File {
+                        shared.spared.told(untaken);
+                    }
+                    shared.merge.set(kind, pods, now)
+                }
                 SourceChange::Upsert(pod) => shared.merge.upsert(kind, *pod, now),
                 SourceChange::Remove(uid) => shared.merge.remove(kind, uid.as_str()),
                 SourceChange::Again(uid, Absence::MovedAway) => shared.merge.again(kind, uid.as_str()),

@@ -67,3 +67,30 @@ async fn sources_deliver_in_order_and_become_ready() {
     let file = sources.states().into_iter().find(|s| s.kind == SourceKind::File).unwrap();
     assert!(file.errors.iter().any(|e| e.contains("/m/broken")), "{:?}", file.errors);
 }
+
+#[tokio::test]
+async fn who_may_be_spared_is_known_when_the_sources_are_ready() {
+    let found = FoundPod {
+        uid: "theirs".into(),
+        namespace: "default".into(),
+        name: "web-n".into(),
+        source: SourceKind::File,
+        runs: true,
+        containers: Vec::new(),
+    };
+    let config = SourcesConfig {
+        node: NodeName::parse("n").unwrap().into(),
+        file: Some(FileConfig { path: "/m".into(), check_every: Duration::from_secs(20) }),
+        http: None,
+        api: false,
+        running: vec![found],
+    };
+    let files = vec![("web".to_owned(), "x: [".to_owned())];
+    let (sources, mut updates) = Sources::start(config, Fixed(files), Box::new(Forgetful), Arc::new(|_| {}));
+    updates.recv().await.unwrap();
+    sources.consumed(SourceKind::File);
+    assert!(sources.all_ready());
+    let spares = |uid| sources.spares(&PodUid::parse(uid).unwrap());
+    assert!(spares("theirs") && !spares("unknown"));
+    assert!(sources.untaken()[0].starts_with("/m/web: couldn't parse as pod"), "{:?}", sources.untaken());
+}

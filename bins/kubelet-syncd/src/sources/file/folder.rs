@@ -65,6 +65,10 @@ pub struct Folder {
     single_file: bool,
     /// Device of the folder when it last held manifests, or was last seen empty while it gave no pods.
     device: Option<u64>,
+    /// There are more entries than are looked at.
+    too_many: bool,
+    /// What [`Folder::untaken`] said with the last set.
+    untaken: Vec<String>,
     /// The path has been looked at with success; before that there is no set to deliver.
     seen: bool,
     delivered: bool,
@@ -86,6 +90,8 @@ struct File {
     problem_logged: bool,
     /// Could not be read the first time: nothing is known of it until it has been tried again.
     unread: bool,
+    /// It gives no pod, and upstream's kubelet may have taken it: a pod that runs may be its.
+    untaken: Option<Untaken>,
     /// Content that has been refused, so that it is not tried on and on.
     refused: Option<u128>,
     /// Content that will be taken if it is still the same `SETTLE` after it was first seen then.
@@ -95,6 +101,15 @@ struct File {
     /// It was seen to be gone since it was last read.
     absence: Option<Absence>,
     is_link: bool,
+}
+
+/// Why a file gives no pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Untaken {
+    /// What stands in it is not known: once it can be read it may be what runs.
+    Unread,
+    /// What stands in it is refused: it has to be edited, and then it is another pod.
+    Refused,
 }
 
 #[derive(Debug)]
@@ -115,6 +130,8 @@ impl Folder {
             winners: BTreeMap::new(),
             single_file: false,
             device: None,
+            too_many: false,
+            untaken: Vec::new(),
             seen: false,
             delivered: false,
             changed: false,
@@ -200,6 +217,8 @@ impl Folder {
                 EntryKind::Unnamable => {
                     let why = format!("{full_path}: the file's name is not UTF-8; it is not read");
                     self.errors_changed |= file.forget(Some(why), &mut self.changed);
+                    // Upstream's kubelet takes it.
+                    file.untaken = Some(Untaken::Unread);
                 }
                 EntryKind::Other => {
                     let why = format!("{full_path}: not a directory or file");
@@ -232,9 +251,9 @@ impl Folder {
         if !entries.is_empty() || !self.has_pods() {
             self.device = Some(device);
         }
-        let too_many = entries.len() > FILES_MAX;
+        self.too_many = entries.len() > FILES_MAX;
         entries.truncate(FILES_MAX);
-        self.path_problem(too_many.then(|| format!("{}: only the first {FILES_MAX} entries are read", self.path)));
+        self.path_problem(self.too_many.then(|| format!("{}: only the first {FILES_MAX} entries are read", self.path)));
         Some(entries)
     }
 
@@ -393,6 +412,8 @@ impl Folder {
             // No bytes have that digest, so whatever the file holds next is looked at.
             file.good = restored.map(|built| Good { bytes: u128::MAX, built });
         }
+        let untaken = if content.is_none() { Untaken::Unread } else { Untaken::Refused };
+        file.untaken = file.good.is_none().then_some(untaken);
         let kept = if file.good.is_some() { "; the pod stays as it was" } else { "" };
         let problem = format!("{full_path}: {why}{kept}");
         if file.problem.as_ref() != Some(&problem) {
@@ -411,24 +432,45 @@ impl Folder {
         }
     }
 
-    /// The complete set, when it has changed or has never been delivered.
+    /// The complete set, when it or what [`Folder::untaken`] says has changed, or when it has never been delivered.
     pub fn take_set(&mut self, now: Instant) -> Option<Vec<Pod>> {
         // A set that lacks a file because it has not been read yet would end that file's running pod.
         let first = !self.delivered;
         let reading = self.files.values().any(|f| f.read_at.is_some_and(|at| at <= now) || (first && f.unread));
-        if !self.seen || reading || (self.delivered && !self.changed) {
+        if !self.seen || reading || (self.delivered && !self.changed && !self.errors_changed) {
             return None;
         }
+        let untaken = self.find_untaken();
+        if self.delivered && !self.changed && self.untaken == untaken {
+            return None;
+        }
+        self.untaken = untaken;
         self.changed = false;
         self.delivered = true;
         let chosen = self.choose_winners();
         let mut uids = self.uids.lock();
         let built = chosen.iter().filter_map(|name| Some(&self.files.get(name)?.good.as_ref()?.built));
         uids.commit("file:", built.map(|b| (b.origin.clone(), b.choice())).collect());
-        uids.close_adoption(SourceKind::File);
+        if self.too_many || self.files.values().any(|f| f.untaken == Some(Untaken::Unread)) {
+            // Once such a file can be read, its pod goes on.
+            uids.narrow_adoption(SourceKind::File);
+        } else {
+            uids.close_adoption(SourceKind::File);
+        }
         drop(uids);
         let pods = chosen.iter().filter_map(|name| Some(self.files.get(name)?.good.as_ref()?.built.pod.clone()));
         Some(pods.collect())
+    }
+
+    /// Files that upstream's kubelet may have taken, that give no pod here and of which there is no record, each with the reason, as
+    /// they were when the last set was taken. A pod that runs and that no manifest wants may be one of theirs.
+    pub fn untaken(&self) -> Vec<String> {
+        self.untaken.clone()
+    }
+
+    fn find_untaken(&self) -> Vec<String> {
+        let files = self.files.values().filter(|f| f.untaken.is_some()).filter_map(|f| f.problem.clone());
+        shown(self.problem.iter().filter(|_| self.too_many).cloned().chain(files))
     }
 
     /// Pods whose file was away and is back with the same pod in it, before it was taken for gone.
@@ -492,9 +534,12 @@ impl Folder {
             Some(format!("{path}: ignored, {used} has a pod of the same name {}/{}", pod.0, pod.1))
         });
         let problems = self.files.values().filter_map(|f| f.problem.clone());
-        let all = self.problem.iter().cloned().chain(problems).chain(shadowed);
-        all.take(ERRORS_MAX).map(|e| e.chars().take(ERROR_CHARS_MAX).collect()).collect()
+        shown(self.problem.iter().cloned().chain(problems).chain(shadowed))
     }
+}
+
+fn shown(problems: impl Iterator<Item = String>) -> Vec<String> {
+    problems.take(ERRORS_MAX).map(|e| e.chars().take(ERROR_CHARS_MAX).collect()).collect()
 }
 
 impl File {

@@ -3,7 +3,8 @@
 //! It takes and refuses what upstream does (`pkg/kubelet/config/file.go`): every regular file whose name does not begin
 //! with a dot, links to regular files too, no sub-folders, a missing path is an empty set. It differs in what happens to
 //! a pod whose file has become unreadable, invalid or half-written: the last good pod stays, and the trouble is
-//! reported once. [`folder`] decides, this module waits and reads.
+//! reported once. Of a file that never gave a pod here the consumer is told: what runs may be its pod, left by upstream's
+//! kubelet. [`folder`] decides, this module waits and reads.
 
 mod folder;
 mod store;
@@ -49,6 +50,8 @@ pub trait SetSink: Send {
     /// That pod of the set was away for a moment and is wanted again, unchanged. False when nobody listens any more.
     fn again(&mut self, uid: PodUid, absence: Absence) -> impl Future<Output = bool> + Send;
     fn errors(&mut self, errors: Vec<String>);
+    /// What could not be taken and may be the manifest of a pod that runs; in force together with the next set.
+    fn untaken(&mut self, _untaken: Vec<String>) {}
 }
 
 /// Runs until the sink is gone.
@@ -74,6 +77,7 @@ pub async fn run<S: ManifestStore, K: SetSink>(
         }
         if let Some(pods) = folder.take_set(Instant::now()) {
             sink.errors(folder.errors());
+            sink.untaken(folder.untaken());
             if !sink.set(pods).await {
                 return;
             }

@@ -7,7 +7,9 @@ use tokio::sync::mpsc;
 
 use super::fs_store::FsStore;
 use super::*;
-use crate::sources::uids::{Forgetful, UidBook, UidStore, UidStoreError};
+use crate::sources::uids::{Forgetful, FoundPod, UidBook, UidStore, UidStoreError};
+use kubelet_model::pod::hash::container_hash;
+use kubelet_model::pod::source::SourceKind;
 use kubelet_model::validation::field::text;
 
 const NODE: &str = "node-a";
@@ -407,6 +409,101 @@ fn the_first_set_waits_for_a_file_that_could_not_be_read() {
     assert_eq!(folder.due(retry), ["a"]);
     folder.read("a", Err(denied()), retry);
     assert_eq!(folder.take_set(retry).unwrap().len(), 1, "tried twice: the others need not wait any longer");
+}
+
+/// After upstream's kubelet: nothing is known of any file, and a pod of `web` runs.
+fn after_upstream(store: Shelf) -> (Folder, Instant) {
+    let containers = vec![("c".to_owned(), container_hash("c", "i"))];
+    let (namespace, name) = ("default".to_owned(), format!("web-{NODE}"));
+    let web = FoundPod { uid: "theirs".to_owned(), namespace, name, source: SourceKind::File, runs: true, containers };
+    let uids = Arc::new(Mutex::new(Uids::new(Box::new(store), vec![web])));
+    (Folder::new(Path::new("/m"), NodeName::parse(NODE).unwrap().into(), uids), Instant::now())
+}
+
+/// The first set; `content` is what reading `web` gives, again and again where it is trouble.
+fn first_set(folder: &mut Folder, kind: EntryKind, content: impl Fn() -> Result<Content, StoreError>) -> Vec<Pod> {
+    let mut now = Instant::now();
+    for name in folder.listed(listing(1, &[("other", EntryKind::Regular), ("web", kind)]), now) {
+        let content = if name == "web" { content() } else { bytes(&manifest("other", "x")) };
+        folder.read(&name, content, now);
+    }
+    let mut set = folder.take_set(now);
+    while let Some(at) = folder.next_due() {
+        now = at;
+        for name in folder.due(now) {
+            folder.read(&name, content(), now);
+        }
+        set = set.or_else(|| folder.take_set(now));
+    }
+    set.unwrap()
+}
+
+#[test]
+fn what_upstream_may_have_taken_and_we_could_not_is_told_with_the_set() {
+    let invalid = || bytes(&manifest("Not_A_Name", "x"));
+    type Case = (&'static str, EntryKind, fn() -> Result<Content, StoreError>, &'static str);
+    #[rustfmt::skip]
+    let cases: [Case; 8] = [
+        // what stands there, what reading it gives, what is told of it
+        ("not root's",       EntryKind::Regular,   || Err(denied()),                "/m/web: failed to open"),
+        ("no pod",           EntryKind::Regular,   || bytes("x: ["),                "/m/web: couldn't parse as pod"),
+        ("invalid",          EntryKind::Regular,   invalid,                         "/m/web: invalid pod"),
+        ("no UTF-8",         EntryKind::Unnamable, || Ok(Content::Missing),         "/m/web: the file's name is not UTF-8"),
+        ("taken",            EntryKind::Regular,   || bytes(&manifest("web", "x")), ""),
+        // Upstream passes these over as well.
+        ("a folder",         EntryKind::Folder,    || Ok(Content::Folder),          ""),
+        ("a pipe",           EntryKind::Other,     || Ok(Content::NotRegular),      ""),
+        ("a link to nothing", EntryKind::Link,     || Ok(Content::Missing),         ""),
+    ];
+    for (case, kind, content, told) in cases {
+        let (mut folder, _) = after_upstream(Shelf::default());
+        let set = first_set(&mut folder, kind, content);
+        assert!(set.iter().any(|pod| text_of(pod) == "other-node-a"), "{case}");
+        let untaken = folder.untaken();
+        assert_eq!(untaken.len(), usize::from(!told.is_empty()), "{case}: {untaken:?}");
+        assert!(untaken.iter().all(|why| why.starts_with(told)), "{case}: {untaken:?}");
+    }
+    // One of which there is a record has its pod.
+    let shelf = Shelf::default();
+    first_set(&mut after_upstream(shelf.clone()).0, EntryKind::Regular, || bytes(&manifest("web", "x")));
+    let (mut folder, _) = after_upstream(shelf);
+    let set = first_set(&mut folder, EntryKind::Regular, || Err(denied()));
+    assert_eq!((set.len(), folder.untaken().len()), (2, 0));
+}
+
+#[test]
+fn a_file_that_could_not_be_read_goes_on_with_its_pod_once_it_can() {
+    let unreadable = || Err(denied());
+    let invalid = || bytes("x: [");
+    type Read = Result<Content, StoreError>;
+    type Case<'a> = (&'a str, &'a dyn Fn() -> Read, Option<Read>, Option<&'a str>);
+    #[rustfmt::skip]
+    let cases: [Case<'_>; 4] = [
+        // how it was, what it becomes, the uid of its pod
+        ("made root's",          &unreadable, Some(bytes(&manifest("web", "x"))), Some("theirs")),
+        ("mended by an edit",    &invalid,    Some(bytes(&manifest("web", "x"))), None),
+        ("removed",              &unreadable, None,                               None),
+        ("removed when refused", &invalid,    None,                               None),
+    ];
+    for (case, before, after, uid) in cases {
+        let (mut folder, now) = after_upstream(Shelf::default());
+        first_set(&mut folder, EntryKind::Regular, before);
+        let later = now + Duration::from_secs(10);
+        let is_there = after.is_some();
+        if let Some(content) = after {
+            folder.touched("web", later);
+            folder.due(later);
+            folder.read("web", content, later);
+        } else {
+            folder.gone("web", Absence::Removed, later);
+            folder.due(later + Duration::from_secs(1));
+        }
+        let set = folder.take_set(later + Duration::from_secs(1)).expect(case);
+        assert!(folder.untaken().is_empty(), "{case}");
+        let web = set.iter().find(|pod| text_of(pod) == "web-node-a").map(|pod| text(&pod.metadata.uid));
+        assert_eq!(web.is_some(), is_there, "{case}");
+        assert_eq!(web.filter(|uid| *uid == "theirs"), uid, "{case}");
+    }
 }
 
 #[test]

@@ -76,6 +76,8 @@ pub(super) struct Housekeeping {
     left: Left,
     /// Pods whose former life is being collected.
     collected: Collected,
+    /// Orphaned pods that are left alone, with what was told of each.
+    spared: BTreeMap<PodUid, String>,
 }
 
 impl Housekeeping {
@@ -92,6 +94,7 @@ impl Housekeeping {
             ended: HashSet::new(),
             left: Left::default(),
             collected: Collected::default(),
+            spared: BTreeMap::new(),
         }
     }
 
@@ -170,6 +173,22 @@ fn collection_failed(errors: &[String]) -> Option<NodeEvent> {
         many => format!("[{}]", many.join(", ")),
     };
     Some(NodeEvent { kind: EventType::Warning, reason: "ContainerGCFailed", message })
+}
+
+/// What there is to tell of pods that are spared; `told`: what was told before, which follows.
+fn spared_anew(told: &mut BTreeMap<PodUid, String>, spared: &[(PodUid, String)], untaken: &[String]) -> Vec<NodeEvent> {
+    told.retain(|uid, _| spared.iter().any(|(other, _)| other == uid));
+    // None: a manifest has just adopted it.
+    let spared = spared.iter().filter(|_| !untaken.is_empty());
+    let news = spared.filter_map(|(uid, name)| {
+        let message = format!(
+            "running pod {name} ({uid}) is left alone and not managed, because its manifest may be one that could not be taken: {}",
+            untaken.join("; ")
+        );
+        let is_known = told.insert(uid.clone(), message.clone()).is_some_and(|before| before == message);
+        (!is_known).then_some(NodeEvent { kind: EventType::Warning, reason: "StaticPodNotTaken", message })
+    });
+    news.collect()
 }
 
 impl SyncLoop {
@@ -260,7 +279,8 @@ impl SyncLoop {
             .collect();
         let admitted = desired.iter().filter(|uid| !self.admission_queue.is_not_admitted(uid)).cloned().collect();
         let runtime = self.node.cache.snapshot();
-        let plan = plan::plan(&known, &admitted, &ended, &desired, &runtime, |pod| self.node.ownership.decided(pod));
+        let owner = |pod: &RuntimePod| self.node.ownership.decided(pod);
+        let plan = plan::plan(&known, &admitted, &ended, &desired, &runtime, owner, |uid| self.sources.spares(uid));
         for uid in &plan.restart {
             tracing::info!(pod_uid = %uid, "pod will be restarted because it is desired and not known to the pod workers (likely due to UID reuse)");
             let is_static = self.desired.get(uid).is_some_and(|desired| desired.source.is_static());
@@ -272,6 +292,10 @@ impl SyncLoop {
             self.begin_anew(uid, now);
         }
         self.node.ownership.learn(plan.ask.clone());
+        let untaken = if plan.spared.is_empty() { Vec::new() } else { self.sources.untaken() };
+        for event in spared_anew(&mut self.housekeeping.spared, &plan.spared, &untaken) {
+            self.node.reporter.emit_node(event);
+        }
         for (uid, name) in &plan.kill {
             tracing::warn!(pod_uid = %uid, name, "killing orphaned pod");
             self.node.metrics.orphaned_runtime_pods.inc();
@@ -395,7 +419,7 @@ impl SyncLoop {
             .snapshot()
             .into_iter()
             .map(|(uid, _)| uid)
-            .filter(|uid| self.workers.content_should_be_removed(uid))
+            .filter(|uid| self.workers.content_should_be_removed(uid) && !self.sources.spares(uid))
             .collect();
         let known = std::mem::take(&mut self.housekeeping.logs).then(|| self.begin_with_logs(&removable)).flatten();
         // Nothing of a pod that waits for its admission goes: it is what tells how far the pod has come.
@@ -449,6 +473,25 @@ mod tests {
         assert!(!housekeeping.may_prune(now + REST_MIN));
         assert_eq!(housekeeping.next(), now + PRUNE_PAUSE, "and a pass comes for it");
         assert!(housekeeping.may_prune(now + PRUNE_PAUSE));
+    }
+
+    #[test]
+    fn of_a_pod_that_is_spared_is_told_once_and_when_the_reason_changes() {
+        let mut told = BTreeMap::new();
+        let mut tell = |spared: &[&str], untaken: &[&str]| {
+            let spared: Vec<_> = spared.iter().map(|uid| (PodUid::parse(uid).unwrap(), format!("{uid}_ns"))).collect();
+            let untaken: Vec<String> = untaken.iter().map(ToString::to_string).collect();
+            spared_anew(&mut told, &spared, &untaken).into_iter().map(|event| event.message).collect::<Vec<_>>()
+        };
+        let first = tell(&["a"], &["/m/x: not root's", "/m/y: invalid"]);
+        assert!(first.len() == 1 && first[0].contains("a_ns (a)"), "{first:?}");
+        assert!(first[0].ends_with(": /m/x: not root's; /m/y: invalid"), "{first:?}");
+        assert!(tell(&["a"], &["/m/x: not root's", "/m/y: invalid"]).is_empty());
+        assert_eq!(tell(&["a", "b"], &["/m/x: not root's", "/m/y: invalid"]).len(), 1, "of another pod");
+        assert_eq!(tell(&["a", "b"], &["/m/x: not root's"]).len(), 2, "for another reason");
+        assert!(tell(&["a"], &[]).is_empty(), "it has been adopted");
+        assert!(tell(&[], &[]).is_empty());
+        assert_eq!(tell(&["a"], &["/m/x: not root's"]).len(), 1, "anew");
     }
 
     #[test]

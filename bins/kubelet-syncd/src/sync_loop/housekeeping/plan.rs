@@ -2,7 +2,7 @@
 //! a plan out; the main loop carries it out.
 //!
 //! Nothing here runs before every source has delivered. A pod of the runtime is killed only where no pod worker knows it, no
-//! source names it and it is this instance's ([`crate::ownership`]).
+//! source names it, it is not that of a manifest that could not be taken, and it is this instance's ([`crate::ownership`]).
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -26,6 +26,8 @@ pub struct Plan {
     pub show: Vec<PodUid>,
     /// Orphaned pods, which are killed. With their full names.
     pub kill: Vec<(PodUid, String)>,
+    /// Those that are left alone, because their manifest may be one that could not be taken. With their full names.
+    pub spared: Vec<(PodUid, String)>,
     /// Pods of the runtime that no worker knows and of which the owner is not known: the runtime is asked.
     pub ask: Vec<Arc<RuntimePod>>,
     /// Pods that a source names, that a pod worker knows, or of which something runs. What belongs to any other pod may be
@@ -34,7 +36,8 @@ pub struct Plan {
 }
 
 /// Decides. `workers`: what the pod workers know after their own pass; `desired`: all pods that sources name; `admitted`: those
-/// of them that were admitted; `ended`: those that have ended by their own status; `owner`: None where it is not known yet.
+/// of them that were admitted; `ended`: those that have ended by their own status; `owner`: None where it is not known yet;
+/// `spares`: the pod's manifest may be one that could not be taken.
 pub fn plan(
     workers: &BTreeMap<PodUid, PodWorkerSync>,
     admitted: &HashSet<PodUid>,
@@ -42,14 +45,16 @@ pub fn plan(
     desired: &HashSet<PodUid>,
     runtime: &[(PodUid, Arc<RuntimePod>)],
     owner: impl Fn(&RuntimePod) -> Option<Owner>,
+    spares: impl Fn(&PodUid) -> bool,
 ) -> Plan {
     let mut alone: Vec<PodUid> = admitted.iter().filter(|uid| !workers.contains_key(*uid)).cloned().collect();
     alone.sort();
     let (show, restart) = alone.into_iter().partition(|uid| ended.contains(uid));
-    let (mut kill, mut ask) = (Vec::new(), Vec::new());
+    let (mut kill, mut spared, mut ask) = (Vec::new(), Vec::new(), Vec::new());
     let orphans = runtime.iter().filter(|(uid, _)| !workers.contains_key(uid) && !desired.contains(uid));
     for (uid, pod) in orphans.filter(|(_, pod)| is_alive(pod)) {
         match owner(pod) {
+            Some(Owner::Ours) if spares(uid) => spared.push((uid.clone(), format!("{}_{}", pod.name, pod.namespace))),
             Some(Owner::Ours) => kill.push((uid.clone(), format!("{}_{}", pod.name, pod.namespace))),
             Some(Owner::Foreign | Owner::Unclear) => {}
             None => ask.push(pod.clone()),
@@ -57,7 +62,7 @@ pub fn plan(
     }
     let mut known: HashSet<PodUid> = desired.union(&workers.keys().cloned().collect()).cloned().collect();
     known.extend(runtime.iter().filter(|(_, pod)| is_alive(pod)).map(|(uid, _)| uid.clone()));
-    Plan { restart, show, kill, ask, known }
+    Plan { restart, show, kill, spared, ask, known }
 }
 
 /// Something of it runs.
@@ -70,6 +75,8 @@ pub fn is_settled(plan: &Plan, workers: &BTreeMap<PodUid, PodWorkerSync>) -> boo
     plan.restart.is_empty()
         && plan.show.is_empty()
         && plan.kill.is_empty()
+        // Whether it is still to be spared no event tells.
+        && plan.spared.is_empty()
         && plan.ask.is_empty()
         && workers.values().all(|known| !known.orphan)
 }
@@ -119,25 +126,32 @@ mod tests {
             (uid("wanted"), sandbox(SandboxState::Ready)),
             (uid("dead"), sandbox(SandboxState::NotReady)),
             (uid("orphan"), sandbox(SandboxState::Ready)),
+            (uid("spared"), sandbox(SandboxState::Ready)),
             (uid("theirs"), named("theirs")),
             (uid("unclear"), named("unclear")),
             (uid("unasked"), named("unasked")),
         ];
-        let plan = plan(&workers, &desired, &ended, &desired, &runtime, |pod| match pod.name.as_str() {
+        let owner = |pod: &RuntimePod| match pod.name.as_str() {
             "theirs" => Some(Owner::Foreign),
             "unclear" => Some(Owner::Unclear),
             "unasked" => None,
             _ => Some(Owner::Ours),
-        });
+        };
+        // What somebody wants or what is not ours does not depend on it.
+        let spares = |pod: &PodUid| *pod != uid("orphan");
+        let plan = plan(&workers, &desired, &ended, &desired, &runtime, owner, spares);
         assert_eq!((plan.restart.as_slice(), plan.show.as_slice()), (&[uid("wanted")][..], &[uid("ended")][..]));
         assert_eq!(plan.kill, [(uid("orphan"), "p_n".to_owned())]);
+        assert_eq!(plan.spared, [(uid("spared"), "p_n".to_owned())]);
         assert_eq!(
             plan.known,
-            ["worker", "wanted", "ended", "over", "orphan", "theirs", "unclear", "unasked"].map(uid).into()
+            ["worker", "wanted", "ended", "over", "orphan", "spared", "theirs", "unclear", "unasked"].map(uid).into()
         );
         assert_eq!(plan.ask, [named("unasked")]);
         let asks = Plan { ask: vec![named("unasked")], ..Plan::default() };
         assert!(!is_settled(&asks, &workers));
+        let spares = Plan { spared: plan.spared.clone(), ..Plan::default() };
+        assert!(!is_settled(&spares, &workers));
         assert!(!is_settled(&plan, &workers));
         assert!(is_settled(&Plan::default(), &workers));
         assert!(!is_settled(&Plan::default(), &BTreeMap::from([(uid("x"), known(true))])));
