@@ -22,7 +22,7 @@ use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::csi::paths as csi;
+use super::csi::{data, paths as csi};
 use super::disk::map;
 use super::{EMPTY_DIR, NFS, VolumeError, content, nfs, sub_path};
 use crate::node::Settings;
@@ -212,9 +212,23 @@ fn remove_volumes(dir: &OwnedFd, keeps: bool, outcome: &mut Outcome) {
     if keeps {
         return remove_others(dir, outcome);
     }
+    remove_cut_off(dir, outcome);
     for name in ["volumes", "volumeDevices"] {
         if let Err(error) = tree::remove_empty_dirs(dir.as_fd(), name) {
             outcome.left.push(format!("{name}: {}", chain(&error)));
+        }
+    }
+}
+
+/// What a kubelet-volnetd that was killed while it noted a driver's volume has left: nobody was told of that volume.
+fn remove_cut_off(dir: &OwnedFd, outcome: &mut Outcome) {
+    let folder = Path::new("volumes").join(csi::FOLDER);
+    let Ok(volumes) = open::dir_beneath(dir.as_fd(), &folder) else { return };
+    for volume in tree::list(volumes.as_fd(), MAX_ENTRIES).unwrap_or_default() {
+        if let Ok(noted) = open::dir_beneath(volumes.as_fd(), &volume.name)
+            && let Err(error) = data::remove_cut_off(noted.as_fd())
+        {
+            outcome.left.push(format!("{}: {error}", folder.join(&volume.name).display()));
         }
     }
 }
@@ -292,5 +306,23 @@ mod tests {
         ] {
             assert_eq!(is_drivers(Path::new(relative), &["pv".to_owned()]), is, "{relative}");
         }
+    }
+
+    #[test]
+    fn what_a_write_that_was_cut_off_has_left_holds_no_pod() {
+        let root = tempfile::tempdir().unwrap();
+        let volume = root.path().join("volumes/kubernetes.io~csi/pv");
+        std::fs::create_dir_all(&volume).unwrap();
+        std::fs::write(volume.join(".vol_data.json.tmp"), "{").unwrap();
+        let dir = OwnedFd::from(std::fs::File::open(root.path()).unwrap());
+        let mut outcome = Outcome::default();
+        remove_volumes(&dir, false, &mut outcome);
+        assert_eq!((outcome.left, root.path().join("volumes").exists()), (Vec::new(), false));
+        // One that was noted is a driver's, and stays.
+        std::fs::create_dir_all(&volume).unwrap();
+        std::fs::write(volume.join("vol_data.json"), "{}").unwrap();
+        let mut outcome = Outcome::default();
+        remove_volumes(&dir, false, &mut outcome);
+        assert_eq!((outcome.left.len(), volume.join("vol_data.json").exists()), (1, true));
     }
 }

@@ -208,6 +208,17 @@ pub fn remove(folder: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
+/// Removes what a write that was cut off has left, of a volume that was never published; not being there is success.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn remove_cut_off(folder: BorrowedFd<'_>) -> io::Result<()> {
+    match rustix::fs::unlinkat(folder, TEMPORARY, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
 fn node(text: &str) -> Result<&str, InvalidRequest> {
     NodeName::parse(text)?;
     Ok(text)
