@@ -3,10 +3,10 @@
 //! leave is read with its rules (`src/upstream/`).
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
 use anyhow::{Context as _, Result, ensure};
-use bulkhead_testkit::cri::Cri;
+use bulkhead_testkit::cri::{Cri, Fingerprint};
 use bulkhead_testkit::{Cluster, LONG, Lab, Node, Pod, eventually};
 use bulkhead_tests::golden::{Recording, recording};
 use bulkhead_tests::history::pod_only_advances;
@@ -37,9 +37,13 @@ fn volumes(pod: &str) -> Vec<Volume> {
 
 /// The manifest of the recorded static pod; `uid` as somebody may write it there.
 fn manifest(uid: Option<&str>) -> Value {
+    named("web", uid)
+}
+
+fn named(name: &str, uid: Option<&str>) -> Value {
     let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": "web", "namespace": STATIC.0, "labels": {"tier": "static"}},
+        "metadata": {"name": name, "namespace": STATIC.0, "labels": {"tier": "static"}},
         "spec": {
             "priorityClassName": "system-node-critical", "terminationGracePeriodSeconds": 2,
             "containers": [{"name": "main", "image": bulkhead_testkit::image::BUSYBOX,
@@ -163,6 +167,54 @@ impl World {
         Ok(wanted)
     }
 
+    /// Upstream's kubelet runs a static pod whose manifest is refused here: anybody may write it.
+    fn add_refused(&self) -> Result<Left> {
+        let all = recording::all()?;
+        let mut recording = all.into_iter().find(|one| one.name == "staticpod").context("no recording staticpod")?;
+        for (_, call) in &mut recording.calls {
+            call.request = serde_json::from_str(&call.request.to_string().replace(STATIC.1, "open-node-a"))?;
+        }
+        let left = self.place.pod(&self.cri, &recording, "5d41402abc4b2a76b9719d911017c592", &[])?;
+        self.node.write_raw("open.yaml", named("open", None).to_string().as_bytes())?;
+        self.set_mode_of_refused(0o666)?;
+        Ok(left)
+    }
+
+    fn set_mode_of_refused(&self, mode: u32) -> Result<()> {
+        let file = self.node.manifests().join("open.yaml");
+        std::fs::set_permissions(file, std::fs::Permissions::from_mode(mode)).context("its mode")
+    }
+
+    /// It runs on until its manifest is taken, and then it is that one's.
+    fn mend_refused(&self, pod: &Left, running: &[Fingerprint]) -> Result<()> {
+        eventually("it is told that a manifest could not be taken", LONG, || {
+            let events = self.cluster.list("events", Some("default"))?;
+            let told = |event: &Value| {
+                let message = event["message"].as_str().unwrap_or_default();
+                message.contains(&pod.uid) && message.contains("/open.yaml: ")
+            };
+            let event = events.iter().find(|event| event["reason"] == "StaticPodNotTaken");
+            ensure!(event.is_some_and(told), "{event:#?}");
+            Ok(())
+        })?;
+        ensure!(self.place.log_folder(pod).join("main/0.log").is_file(), "its log is gone");
+        self.set_mode_of_refused(0o644)?;
+        let agent = self.node.agent()?;
+        eventually("its pod is known", LONG, || {
+            let known = agent.pods()?;
+            let one = known.iter().find(|one| one.uid == pod.uid).context("it is unknown")?;
+            ensure!(one.phase == "Running", "{} {}", one.phase, one.why);
+            Ok(())
+        })?;
+        ensure!(self.node.fingerprint()? == *running, "{running:#?}\nbecame\n{:#?}", self.node.fingerprint()?);
+        self.node.remove("open")?;
+        eventually("it has ended", LONG, || {
+            let now = self.node.fingerprint()?;
+            ensure!(now.len() + 1 == running.len(), "{now:#?}");
+            Ok(())
+        })
+    }
+
     fn wait_all_known(&self) -> Result<()> {
         let agent = self.node.agent()?;
         eventually("all pods are known to run", LONG, || {
@@ -198,6 +250,7 @@ fn pods_run_on_when_the_kubelet_is_replaced_and_put_back() -> Result<()> {
     // The checker agrees with the recordings before it judges anything of ours.
     let before_us = stumbles(&world.place, &world.cri, &world.wanted()?)?;
     ensure!(before_us.is_empty(), "upstream would stumble over its own node:\n{}", before_us.join("\n"));
+    let refused = world.add_refused()?;
     let running = world.node.fingerprint()?;
     let mut told = BTreeMap::new();
     for (name, pod) in &world.pods {
@@ -212,6 +265,7 @@ fn pods_run_on_when_the_kubelet_is_replaced_and_put_back() -> Result<()> {
     world.wait_all_known()?;
     world.new_life("first")?;
     ensure!(world.node.fingerprint()? == running, "containers: {running:#?}\nbecame\n{:#?}", world.node.fingerprint()?);
+    world.mend_refused(&refused, &running)?;
     for (name, pod) in &world.pods {
         let now = world.told(pod)?;
         ensure!(now == told[name], "{name}: {:#}\nbecame\n{now:#}", told[name]);
