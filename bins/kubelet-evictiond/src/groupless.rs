@@ -1,6 +1,6 @@
-//! Containers without a cgroup on this machine (those of Kata and of other virtual machines, or of a runtime that puts them elsewhere): what
-//! they use is what the runtime tells (upstream `pkg/kubelet/stats/cri_stats_provider.go` makeContainerStats, whose figures stand where
-//! cAdvisor has none). Pure.
+//! Containers without a cgroup on this machine (those of Kata and of other virtual machines, or of a runtime that puts them
+//! elsewhere): what they use is what the runtime tells (upstream `pkg/kubelet/stats/cri_stats_provider.go` makeContainerStats,
+//! whose figures stand where cAdvisor has none). Pure.
 
 use std::collections::HashSet;
 

@@ -3,7 +3,7 @@
 //!
 //! # Serves / calls
 //! `kubelet.evictiond.v1.Stats`, `.Pressure` and `.Images` on its socket. Calls kubelet-syncd for the pods, the runtime's images, their
-//! folder and what the runtime knows of disks, to evict a pod, to remove an image, for what is done with logs, and to tell when the
+//! folder and what the runtime knows of disks and containers, to evict a pod, to remove an image, for what is done with logs, and to tell when the
 //! machine was out of memory; kubelet-volnetd's broker for its state folder, for what wakes a reading, and for rotated logs that it
 //! compresses; and has file systems entered by kubelet-walker.
 //!
@@ -71,7 +71,7 @@
 //! | measuring for metrics | that somebody reads them | a sample |
 //! | health of volumes (`persistent`), with gate CSIVolumeHealth | the time of the next question | figures of volumes; kubelet-syncd, who asks the drivers, tells the events |
 //! | the state folder | volnetd's broker | the lock |
-//! | a question to the runtime (`question`), one at a time | a sample that needs it | what the runtime says of disks and containers, of pods |
+//! | a question to the runtime (`question`), one at a time | a sample that needs it | what it says of disks and containers, of pods |
 //! | requests to kubelet-walker ([`walker`]), one task each | a sample that needs them | figures; one that hangs is named |
 //! | the eviction manager ([`eviction::manager`]) | the time of the next reading, readings of file systems (mpsc) | conditions (watch), evictions to kubelet-syncd |
 //! | one for each event of the kernel's ([`signals::sensors`]) | memory use at which a threshold is met (watch), the kernel's word | a reading at once |

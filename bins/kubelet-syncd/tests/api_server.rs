@@ -19,9 +19,9 @@ use kubelet_syncd::api::live::{ApiObjects, Certifying, initial_node};
 use kubelet_syncd::api::node::NodeSeen;
 use kubelet_syncd::api::pods::{self, ApiPods, PodSource};
 use kubelet_syncd::hub::PodHub;
-use kubelet_syncd::sources::file::{Change as FileChange, Content, Listing, StoreError};
+use kubelet_syncd::sources::file::NoManifests;
 use kubelet_syncd::sources::uids::Forgetful;
-use kubelet_syncd::sources::{ManifestStore, PodOp, PodUpdate, Sources, SourcesConfig};
+use kubelet_syncd::sources::{PodOp, PodUpdate, Sources, SourcesConfig};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
@@ -296,23 +296,6 @@ fn tokens_are_asked_for_once() {
     let unknown = TokenWanted { service_account: "nobody".into(), ..wanted };
     let error = world.wait(objects.token(&unknown)).unwrap_err();
     assert!(error.to_string().starts_with("failed to fetch token: "), "{error}");
-}
-
-#[derive(Debug)]
-struct NoManifests;
-
-impl ManifestStore for NoManifests {
-    async fn list(&mut self) -> Result<Listing, StoreError> {
-        Ok(Listing::Folder { device: 1, entries: Vec::new() })
-    }
-
-    async fn read(&mut self, _: &str) -> Result<Content, StoreError> {
-        Ok(Content::Missing)
-    }
-
-    async fn changed(&mut self) -> FileChange {
-        std::future::pending().await
-    }
 }
 
 fn shown(update: PodUpdate) -> (PodOp, Vec<String>) {

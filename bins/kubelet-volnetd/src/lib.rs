@@ -56,7 +56,7 @@
 //! | [`agent_sockets`] | whether a socket by which plugins register with kubelet-syncd, or agents ask it, is bound anew |
 //! | [`other_kubelet`] | whether another kubelet has had the node, and who is told so |
 //! | [`cgroups`] | the pods' cgroup tree and its limits |
-//! | [`node`] | nothing: what every verb has at hand, and one lock for each pod |
+//! | [`node`] | nothing: what every verb has at hand, and the locks of pods, of their volumes and of what is staged |
 //! | [`settings`] | what of the node's configuration concerns this process |
 //! | [`volumes`] | pods' directories and volumes, made and taken away |
 //! | [`files`] | files that are kept for pods: etc-hosts, termination messages, logs |

@@ -1,5 +1,5 @@
-//! What every verb has at hand: where things are, who we are, what is intended, and one lock for each pod and each volume that
-//! is staged.
+//! What every verb has at hand: where things are, who we are, what is intended, and the locks of pods, of their volumes and
+//! of what is staged.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -2,7 +2,7 @@
 //! is mounted there may never answer, and the kernel ends nobody who waits for it (`bulkhead_worker`).
 //!
 //! A worker is forked from this program before it has a thread, a lock or a socket: same user, capabilities and filter, and
-//! one descriptor. It keeps no state: the journal's intents and the pods' locks stay here.
+//! one descriptor. It keeps no state: the journal's intents and the locks of pods and of their volumes stay here.
 
 mod party;
 

@@ -1,5 +1,6 @@
 //! The daemon's side: a request goes to a worker that has nothing to do, or to a new one. One that does not answer is named
-//! and left to itself; it stands in nobody's way but that of whom it works for ([`crate::shares`]).
+//! and left to itself; it stands in nobody's way but that of whom it works for and, where it goes through all files of a volume, of
+//! others that do ([`crate::shares`]).
 
 use std::fmt;
 use std::io;

@@ -290,27 +290,10 @@ fn compact(mut pod: Pod) -> Pod {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sources::file::{Change as FileChange, Content, Listing, StoreError};
+    use crate::sources::file::NoManifests;
     use crate::sources::uids::Forgetful;
-    use crate::sources::{ManifestStore, PodOp, PodUpdate, Sources, SourcesConfig};
+    use crate::sources::{PodOp, PodUpdate, Sources, SourcesConfig};
     use serde_json::json;
-
-    #[derive(Debug)]
-    struct NoManifests;
-
-    impl ManifestStore for NoManifests {
-        async fn list(&mut self) -> Result<Listing, StoreError> {
-            Ok(Listing::Folder { device: 1, entries: Vec::new() })
-        }
-
-        async fn read(&mut self, _: &str) -> Result<Content, StoreError> {
-            Ok(Content::Missing)
-        }
-
-        async fn changed(&mut self) -> FileChange {
-            std::future::pending().await
-        }
-    }
 
     fn pod(uid: &str, name: &str, node: &str, mirror: Option<&str>) -> Whole<Pod> {
         let annotations = mirror.map(|hash| json!({ CONFIG_MIRROR: hash }));

@@ -1,5 +1,6 @@
 //! `kubelet.syncd.v1.Stats`: figures that only the runtime has, of disks and of containers without a cgroup on this machine, for
-//! kubelet-evictiond, which holds no connection to it (decision 24). Each call is one of the runtime, whose answer is checked for shape and passed on; who asks keeps it.
+//! kubelet-evictiond, which holds no connection to it (decision 24). Each call is one of the runtime, whose answer is checked for
+//! shape and passed on; who asks keeps it.
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};

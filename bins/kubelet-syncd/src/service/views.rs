@@ -164,30 +164,13 @@ mod tests {
     use super::*;
     use crate::hub::EventRing;
     use crate::service::node_view::NodeView;
-    use crate::sources::file::{Change, Content, Listing, StoreError};
+    use crate::sources::file::NoManifests;
     use crate::sources::uids::Forgetful;
-    use crate::sources::{ManifestStore, Sources, SourcesConfig};
+    use crate::sources::{Sources, SourcesConfig};
     use bulkhead_config::NodeConfig;
     use bulkhead_types::{Epoch, NodeName};
     use futures_util::StreamExt as _;
     use serde_json::json;
-
-    #[derive(Debug)]
-    struct NoManifests;
-
-    impl ManifestStore for NoManifests {
-        async fn list(&mut self) -> Result<Listing, StoreError> {
-            Ok(Listing::Folder { device: 1, entries: Vec::new() })
-        }
-
-        async fn read(&mut self, _: &str) -> Result<Content, StoreError> {
-            Ok(Content::Missing)
-        }
-
-        async fn changed(&mut self) -> Change {
-            std::future::pending().await
-        }
-    }
 
     #[tokio::test(start_paused = true)]
     async fn the_sources_are_waited_for() {

@@ -66,8 +66,8 @@ const QOS_DEBOUNCE: Duration = Duration::from_millis(200);
 /// They wait for so long again while there is nothing to write them to, or no pod to compute them from.
 const QOS_WAIT: Duration = Duration::from_secs(1);
 
-/// When the values of the QoS levels are written: at the start, after changes, when kubelet-volnetd has restarted, and a minute after
-/// they could not be written. (Upstream writes them each minute, too.)
+/// When the values of the QoS levels are written: at the start, after changes, when kubelet-volnetd has restarted, a minute after they
+/// could not be written, and each minute where levels have limits of memory. (Upstream writes them each minute in any case.)
 #[derive(Debug)]
 pub struct QosTimes {
     at: Option<Instant>,

@@ -2,7 +2,7 @@
 //! the volume is attached, and mounts it where pods' folders get it from. A controller attaches and detaches.
 //!
 //! The folder is there from before the mount until it is unmounted, so that after a death it is known what is still to be unmounted. The
-//! volume's lock is held meanwhile, as a disk's is.
+//! volume's lock is held during each act.
 
 use std::path::Path;
 use std::sync::Arc;

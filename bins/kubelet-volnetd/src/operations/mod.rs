@@ -1,4 +1,5 @@
-//! Volumes made and taken away by workers, with what stays in this process: the journal's intents, the pods' locks, metrics.
+//! Volumes made and taken away by workers, with what stays in this process: the journal's intents, the
+//! locks of pods and of their volumes, metrics.
 //!
 //! An operation goes to its end once it has begun, whether its caller waits or not: a mount that was made has its intent
 //! taken out of the journal.

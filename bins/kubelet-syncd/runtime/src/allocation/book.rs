@@ -2,7 +2,8 @@
 //! neither grants a resize twice nor forgets one that is half done.
 //!
 //! On disk there is one file, replaced as a whole: what is allocated, and what is actuated where that is something else.
-//! A pod that has what it was granted therefore costs one entry, and starting its containers costs no write at all.
+//! A pod that has what it was granted therefore costs one entry, and starting its containers costs no write of their own:
+//! upstream's files follow within seconds, for all containers of that time together.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;

@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 pub use folder::{Absence, Folder};
-pub use store::{Change, Content, Entry, EntryKind, Listing, ManifestStore, StoreError};
+pub use store::{Change, Content, Entry, EntryKind, Listing, ManifestStore, NoManifests, StoreError};
 
 use super::static_pod::ForNode;
 use super::uids::Uids;

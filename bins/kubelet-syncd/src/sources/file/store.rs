@@ -92,3 +92,21 @@ pub trait ManifestStore: Send {
     /// Waits for the next change; safe to cancel. A store without a watch waits for ever: re-scans do the work then.
     fn changed(&mut self) -> impl Future<Output = Change> + Send;
 }
+
+/// No manifests, for sources without a path of them (tests).
+#[derive(Debug, Default)]
+pub struct NoManifests;
+
+impl ManifestStore for NoManifests {
+    async fn list(&mut self) -> Result<Listing, StoreError> {
+        Ok(Listing::Missing)
+    }
+
+    async fn read(&mut self, _: &str) -> Result<Content, StoreError> {
+        Ok(Content::Missing)
+    }
+
+    async fn changed(&mut self) -> Change {
+        std::future::pending().await
+    }
+}

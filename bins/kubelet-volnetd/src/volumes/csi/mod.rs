@@ -1,8 +1,8 @@
 //! Volumes of CSI drivers: what is made before and looked at after each call that kubelet-syncd makes of a driver (upstream
 //! `pkg/volume/csi`, `pkg/volume/util` and `operationexecutor`).
 //!
-//! The folders and `vol_data.json` are ours. What a driver puts there is not: it is never followed where it is a link, never
-//! entered but by a worker, and of its contents nothing is removed but one empty folder or one name. A mount over a folder of
+//! The folders and `vol_data.json` are ours. What a driver puts there is not: a link is followed to the number of a block device
+//! alone, nothing is entered but by a worker, and of its contents nothing is removed but one empty folder or one name. A mount over a folder of
 //! ours, which would lead elsewhere, is found in mountinfo before the way is taken.
 //!
 //! | module | decides |
@@ -10,7 +10,7 @@
 //! | [`paths`] | what is a name, and where upstream keeps what concerns it |
 //! | [`data`] | what `vol_data.json` says |
 //! | [`way`] | whether the way to a folder is ours |
-//! | [`references`] | where else on the machine what is staged is mounted |
+//! | [`references`] | where else on the machine what is mounted once a node is mounted, a FlexVolume driver's too |
 //! | [`stage`] | what is done once a node |
 //! | [`publish`] | what is done once a pod |
 //! | [`block`] | how a pod's device is bound, linked and held |
