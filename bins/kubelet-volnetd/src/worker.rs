@@ -218,8 +218,10 @@ pub enum Task {
     AskPublished {
         published: Published,
     },
+    /// `has_group`: it is to be given to a group when this is done.
     CommitPublish {
         published: Published,
+        has_group: bool,
     },
     /// What CommitPublish has found there: all its files.
     GivePublished {
@@ -299,7 +301,7 @@ impl Task {
             Task::EndNameless { nameless } => format!("EndStage of {}", nameless.what()),
             Task::PreparePublish { published, .. } => format!("PreparePublish of {}", published.what()),
             Task::AskPublished { published } => format!("AskPublished of {}", published.what()),
-            Task::CommitPublish { published } => format!("CommitPublish of {}", published.what()),
+            Task::CommitPublish { published, .. } => format!("CommitPublish of {}", published.what()),
             Task::GivePublished { published, .. } => format!("GivePublished of {}", published.what()),
             Task::BeginUnpublish { published } => format!("BeginUnpublish of {}", published.what()),
             Task::EndPublish { published } => format!("EndPublish of {}", published.what()),
@@ -554,7 +556,7 @@ fn act(settings: &Settings, task: Task, fd: Option<OwnedFd>) -> Result<(Done, Op
             publish::ask(settings, &published)?;
             Done::Nothing
         }
-        Task::CommitPublish { published } => Done::Path(publish::commit(settings, &published)?),
+        Task::CommitPublish { published, has_group } => Done::Path(publish::commit(settings, &published, has_group)?),
         Task::GivePublished { published, giving } => {
             publish::give(settings, &published, giving)?;
             Done::Nothing

@@ -871,29 +871,33 @@ async fn groups_are_given_by_upstreams_rules() {
     assert_eq!(group(&target).0, 2000);
 }
 
-/// As upstream, which does not look, and containerd, which makes the folder.
+/// As upstream, which does not look but for a group, and containerd, which makes the folder.
 #[tokio::test(flavor = "current_thread")]
 async fn a_driver_that_puts_nothing_there_gets_a_folder_that_goes_with_the_volume() {
     let Some(mut clients) = Clients::new().await else { return };
     let target = clients.folder().join("mount");
-    for fs_group in [None, Some(2000)] {
-        clients.csi.prepare_publish(to_publish("p", device(false))).await.unwrap();
-        let commit = CommitPublishRequest { fs_group, ..to_commit("p", device(false)) };
-        for _ in 0..2 {
-            let reply = clients.csi.commit_publish(commit.clone()).await.unwrap().into_inner();
-            assert_eq!(reply.host_path, target.display().to_string());
-            let made = std::fs::symlink_metadata(&target).unwrap();
-            let expected = fs_group.map_or((0o755, 0), |group| (0o2775, group));
-            assert_eq!((mode(&target), i64::from(made.gid())), expected);
-            let listed = published(&mut clients.csi).await;
-            assert!(listed.len() == 1 && !listed[0].uncertain && !listed[0].mounted, "{listed:?}");
-        }
-        assert!(!clients.tear_down().await.done, "the driver is told first");
-        let end = to_end(&clients.world, "p", device(false));
-        clients.csi.begin_unpublish(end.clone()).await.unwrap();
-        clients.csi.end_publish(end).await.unwrap();
-        assert!(!clients.folder().exists());
+    clients.csi.prepare_publish(to_publish("p", device(false))).await.unwrap();
+    let commit = to_commit("p", device(false));
+    let of_group = CommitPublishRequest { fs_group: Some(2000), ..commit.clone() };
+    let refused = clients.csi.commit_publish(of_group).await.unwrap_err();
+    assert_eq!(refused.code(), Code::NotFound);
+    let words = format!("applyFSGroup failed for vol {HANDLE}: lstat {}: no such file or directory", target.display());
+    assert_eq!(refused.message(), words);
+    let listed = published(&mut clients.csi).await;
+    assert!(listed.len() == 1 && listed[0].uncertain && !target.exists(), "{listed:?}");
+    for _ in 0..2 {
+        let reply = clients.csi.commit_publish(commit.clone()).await.unwrap().into_inner();
+        assert_eq!(reply.host_path, target.display().to_string());
+        let made = std::fs::symlink_metadata(&target).unwrap();
+        assert_eq!((mode(&target), made.gid()), (0o755, 0));
+        let listed = published(&mut clients.csi).await;
+        assert!(listed.len() == 1 && !listed[0].uncertain && !listed[0].mounted, "{listed:?}");
     }
+    assert!(!clients.tear_down().await.done, "the driver is told first");
+    let end = to_end(&clients.world, "p", device(false));
+    clients.csi.begin_unpublish(end.clone()).await.unwrap();
+    clients.csi.end_publish(end).await.unwrap();
+    assert!(!clients.folder().exists());
     assert!(clients.tear_down().await.done && clients.world.node.journal.all().is_empty());
 }
 

@@ -240,12 +240,13 @@ pub async fn commit_publish(
     let noted = Noted::Published(published.clone());
     to_its_end(async move {
         let (walk, locks) = (Arc::new(walk), Arc::new(locks));
-        let task = Task::CommitPublish { published: published.clone() };
+        let giving = giving.filter(|_| !published.block);
+        let task = Task::CommitPublish { published: published.clone(), has_group: giving.is_some() };
         let path = match worker::call(&node.workers, &task, None, locks.clone()).await? {
             (Done::Path(path), _) => path,
             (other, _) => return Err(unexpected(&other)),
         };
-        if let Some(giving) = giving.filter(|_| !published.block) {
+        if let Some(giving) = giving {
             drop(locks);
             worker::call(&node.workers, &Task::GivePublished { published, giving }, None, walk.clone()).await?;
         }

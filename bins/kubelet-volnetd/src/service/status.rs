@@ -179,6 +179,7 @@ fn code_of_sub_path(error: &SubPathError) -> Code {
 fn code_of_ownership(error: &OwnershipError) -> Code {
     match error {
         OwnershipError::TakesLong { .. } => Code::Unavailable,
+        OwnershipError::Missing { .. } => Code::NotFound,
         OwnershipError::Root(source) | OwnershipError::Entry { source, .. } => code_of_io(source),
     }
 }

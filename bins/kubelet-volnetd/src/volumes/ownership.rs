@@ -11,6 +11,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use bulkhead_sys::tree;
@@ -38,6 +39,8 @@ const TOLD: usize = 5;
 pub enum OwnershipError {
     #[error("giving the volume to group {group} takes long: {entries} entries are done")]
     TakesLong { group: u32, entries: u64 },
+    #[error("lstat {path}: no such file or directory", path = .path.display())]
+    Missing { path: PathBuf },
     #[error("failed to examine the volume's root")]
     Root(#[source] std::io::Error),
     #[error("failed to {doing} {name:?} in the volume")]

@@ -81,7 +81,7 @@ fn whose(task: &Task) -> String {
         | Task::TearDownPod { pod, .. }
         | Task::OpenEnvFile { pod, .. } => of_pod(pod),
         Task::PreparePublish { published, .. }
-        | Task::CommitPublish { published }
+        | Task::CommitPublish { published, .. }
         | Task::GivePublished { published, .. }
         | Task::BeginUnpublish { published }
         | Task::EndPublish { published } => of_pod(&published.pod),

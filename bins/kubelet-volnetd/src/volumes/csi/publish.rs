@@ -10,7 +10,7 @@ use rustix::fs::{FileType, Mode};
 use serde::{Deserialize, Serialize};
 
 use super::super::empty_dir::Group;
-use super::super::ownership::{self, Access};
+use super::super::ownership::{self, Access, OwnershipError};
 use super::super::{VolumeError, pod_dir, sub_path, teardown};
 use super::data::{self, VolData};
 use super::paths::{self, Published};
@@ -172,15 +172,15 @@ pub fn ask(settings: &Settings, published: &Published) -> Result<(), VolumeError
     way::ask(target).map_err(|errno| unserved(errno.into()).into())
 }
 
-/// Looks at what the driver has published, and makes it the pod's; answers what the runtime mounts. A driver that has put nothing there
-/// gets a folder, as containerd makes the source of a mount (upstream does not look).
+/// Looks at what the driver has published, and makes it the pod's; answers what the runtime mounts. Where a driver has put nothing, a
+/// folder is made, as containerd makes the source of a mount (upstream does not look); a group can be given to nothing (`has_group`).
 ///
 /// A mount is entered to give it to a group and for nothing else, as upstream's SetUpAt: a container of the very pod may be the one
 /// who serves it (GCS FUSE), which starts when all volumes are there, and one that has ended serves it no more.
 ///
 /// # Errors
 /// It was not prepared; what is published is not what it has to be.
-pub fn commit(settings: &Settings, published: &Published) -> Result<PathBuf, VolumeError> {
+pub fn commit(settings: &Settings, published: &Published, has_group: bool) -> Result<PathBuf, VolumeError> {
     let mounts = is_clear(settings, published)?;
     let pod = pod_dir(settings, &published.pod)?;
     let not_prepared = || CsiError::NotPrepared { what: published.what() };
@@ -204,6 +204,9 @@ pub fn commit(settings: &Settings, published: &Published) -> Result<PathBuf, Vol
             Some((_, kind)) => {
                 return Err(CsiError::Target { path: target, found: way::name_of(kind), allowed: "a folder" }.into());
             }
+            None if has_group => {
+                return Err(of_group(published)(OwnershipError::Missing { path: target }).into());
+            }
             None => {
                 make_target(&pod, &relative).map_err(|source| CsiError::Io {
                     doing: "make the folder",
@@ -216,6 +219,12 @@ pub fn commit(settings: &Settings, published: &Published) -> Result<PathBuf, Vol
         }
     }
     Ok(target)
+}
+
+/// A walk that failed, in upstream's words (`csi_mounter.go` SetUpAt).
+fn of_group(published: &Published) -> impl Fn(OwnershipError) -> CsiError {
+    let handle = published.device.as_ref().map_or(published.spec.as_str(), |device| device.handle.as_str());
+    move |source| CsiError::Group { handle: handle.to_owned(), source }
 }
 
 /// The mode of containerd's.
@@ -247,9 +256,8 @@ pub fn give(settings: &Settings, published: &Published, giving: Giving) -> Resul
     }
     let root = open::dir_beneath(pod.as_fd(), &relative).map_err(|error| way::refused(&target, error))?;
     drop(pod);
-    let handle = published.device.as_ref().map_or(published.spec.as_str(), |device| device.handle.as_str());
-    let failed = |source| CsiError::Group { handle: handle.to_owned(), source };
-    if group.on_root_mismatch && ownership::is_given(root.as_fd(), group.id, access).map_err(failed)? {
+    let failed = of_group(published);
+    if group.on_root_mismatch && ownership::is_given(root.as_fd(), group.id, access).map_err(&failed)? {
         return Ok(());
     }
     ownership::give(root.as_fd(), group.id, access, ownership::PATIENCE).map_err(failed)?;
