@@ -243,7 +243,8 @@ impl Sources {
         self.shared.lock().merge.pod(uid.as_str())
     }
 
-    /// The pod runs and may be that of a manifest that could not be taken ([`Spared`]): it is no orphan yet.
+    /// Of a pod that the main loop does not know: it is no orphan yet. It runs and may be that of a manifest that could not be taken
+    /// ([`Spared`]), or the change that wants it has not been consumed.
     pub fn spares(&self, uid: &PodUid) -> bool {
         let shared = self.shared.lock();
         shared.spared.has(uid, &shared.merge)
@@ -283,10 +284,12 @@ async fn merge_changes(
             let now = Timestamp::now();
             let merged = match change {
                 SourceChange::Set(pods, untaken) => {
+                    let Shared { merge, spared, .. } = &mut *shared;
+                    let merged = merge.set(kind, pods, now);
                     if kind == SourceKind::File {
-                        shared.spared.told(untaken);
+                        spared.told(untaken, merge);
                     }
-                    shared.merge.set(kind, pods, now)
+                    merged
                 }
                 SourceChange::Upsert(pod) => shared.merge.upsert(kind, *pod, now),
                 SourceChange::Remove(uid) => shared.merge.remove(kind, uid.as_str()),

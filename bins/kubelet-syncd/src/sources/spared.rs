@@ -1,7 +1,7 @@
-//! Which running static pods are left alone though no manifest wants them. After upstream's kubelet the folder may have a
-//! manifest that upstream took and that is refused here, because it is not root's or because it is invalid: its pod would be
-//! killed as an orphan. As long as such a file is there, a pod from a file that ran at the start and that no manifest of ours
-//! ever had may be its.
+//! Static pods of refused manifests: which running pods are left alone though no manifest wants them. After upstream's kubelet
+//! the folder may have a manifest that upstream took and that is refused here, because it is not root's or because it is
+//! invalid: its pod would be killed as an orphan. As long as such a file is there, a pod from a file that ran at the start and
+//! that no manifest of ours ever had may be its.
 
 use bulkhead_types::PodUid;
 use kubelet_model::pod::source::SourceKind;
@@ -10,7 +10,7 @@ use super::{FoundPod, FullName, Merge};
 
 #[derive(Debug, Default)]
 pub(super) struct Spared {
-    /// Pods from files that the runtime had at the start and that are in no record of ours.
+    /// Pods from files that the runtime had at the start, that are in no record of ours and that no manifest was taken for since.
     found: Vec<(String, FullName)>,
     /// Files that may be the manifest of one of them, each with the reason why it could not be taken.
     untaken: Vec<String>,
@@ -23,23 +23,23 @@ impl Spared {
         Spared { found: of_upstream.map(|pod| (pod.uid, (pod.namespace, pod.name))).collect(), untaken: Vec::new() }
     }
 
-    /// What could not be taken of the set that is in force now.
-    pub(super) fn told(&mut self, untaken: Vec<String>) {
+    /// The manifests' set that is in force now: what could not be taken, and what the sources want with it. Who was adopted by a manifest
+    /// has found it; where another pod has its name, that manifest was taken as another pod.
+    pub(super) fn told(&mut self, untaken: Vec<String>, wanted: &Merge) {
         self.untaken = untaken;
+        let taken: Vec<(&str, &FullName)> = wanted.names(SourceKind::File).collect();
+        self.found.retain(|(uid, name)| !taken.iter().any(|(other, taken)| other == uid || *taken == name));
     }
 
     pub(super) fn untaken(&self) -> &[String] {
         &self.untaken
     }
 
-    /// The pod may be one of `untaken`; also one that a manifest has just adopted, of which the main loop has not heard yet. Where
-    /// another manifest has its name by now, that one was taken, as another pod.
+    /// A pod that the main loop does not know is no orphan: it may be one of `untaken`, or a source wants it and the main loop has not
+    /// heard of that yet.
     pub(super) fn has(&self, uid: &PodUid, wanted: &Merge) -> bool {
-        let found = self.found.iter().find(|(found, _)| found == uid.as_str());
-        let is_another = |name| wanted.names(SourceKind::File).any(|(_, other)| other == name);
-        found.is_some_and(|(_, name)| {
-            wanted.pod(uid.as_str()).is_some() || !self.untaken.is_empty() && !is_another(name)
-        })
+        let may_be_untaken = || !self.untaken.is_empty() && self.found.iter().any(|(found, _)| found == uid.as_str());
+        wanted.pod(uid.as_str()).is_some() || may_be_untaken()
     }
 }
 
@@ -84,9 +84,43 @@ mod tests {
             let mut merge = Merge::default();
             merge.set(SourceKind::File, wanted, Timestamp::UNIX_EPOCH);
             let mut all = Spared::new(vec![found(source)], |_| was_taken);
-            all.told(untaken);
+            all.told(untaken, &merge);
             assert_eq!(all.has(&PodUid::parse("theirs").unwrap(), &merge), spared, "{case}");
             assert!(!all.has(&PodUid::parse("unknown").unwrap(), &merge), "{case}");
+        }
+    }
+
+    #[test]
+    fn a_pod_whose_manifest_was_taken_once_is_spared_for_no_other() {
+        let found = FoundPod {
+            uid: "theirs".into(),
+            namespace: "kube-system".into(),
+            name: "web-n".into(),
+            source: SourceKind::File,
+            runs: true,
+            containers: Vec::new(),
+        };
+        let pod = |uid: &str| -> Pod {
+            let metadata = json!({"namespace": "kube-system", "name": "web-n", "uid": uid});
+            serde_json::from_value(json!({ "metadata": metadata })).unwrap()
+        };
+        type Case<'a> = (&'a str, Vec<Vec<Pod>>, bool);
+        #[rustfmt::skip]
+        let cases: [Case<'_>; 4] = [
+            // the sets after one another, while another manifest is refused all the time; spared at the end
+            ("no manifest was taken",           vec![vec![], vec![]],             true),
+            ("adopted, and wanted",             vec![vec![pod("theirs")]],         true),
+            ("adopted, its manifest removed",   vec![vec![pod("theirs")], vec![]], false),
+            ("edited, and then removed",        vec![vec![pod("edited")], vec![]], false),
+        ];
+        for (case, sets, spared) in cases {
+            let mut merge = Merge::default();
+            let mut all = Spared::new(vec![found.clone()], |_| false);
+            for set in sets {
+                merge.set(SourceKind::File, set, Timestamp::UNIX_EPOCH);
+                all.told(vec!["/m/other.yaml: not root's".to_owned()], &merge);
+            }
+            assert_eq!(all.has(&PodUid::parse("theirs").unwrap(), &merge), spared, "{case}");
         }
     }
 }

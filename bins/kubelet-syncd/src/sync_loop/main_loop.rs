@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::admission_queue::AdmissionQueue;
 use super::evictions::Evictions;
+use super::housekeeping::plan::is_removable;
 use super::housekeeping::{Housekeeping, container_gc};
 use super::node::NodeContext;
 use super::node_cgroups::QosTimes;
@@ -420,7 +421,8 @@ impl SyncLoop {
         if event.kind == PodLifecycleEventKind::ContainerDied && !self.admission_queue.is_pending(&uid) {
             let node = self.node.clone();
             // All of a pod that a worker ends goes at once when it has ended.
-            let everything = self.workers.lifecycle(&uid).is_none() && self.workers.content_should_be_removed(&uid);
+            let everything = self.workers.lifecycle(&uid).is_none()
+                && is_removable(&self.workers, &self.desired, &self.sources, &uid);
             if self.node.volnetd.authority().sources_ready() {
                 tokio::spawn(async move { container_gc::collect_died(&node, &uid, &event.id, everything).await });
             }

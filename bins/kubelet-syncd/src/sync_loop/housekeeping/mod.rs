@@ -178,7 +178,7 @@ fn collection_failed(errors: &[String]) -> Option<NodeEvent> {
 /// What there is to tell of pods that are spared; `told`: what was told before, which follows.
 fn spared_anew(told: &mut BTreeMap<PodUid, String>, spared: &[(PodUid, String)], untaken: &[String]) -> Vec<NodeEvent> {
     told.retain(|uid, _| spared.iter().any(|(other, _)| other == uid));
-    // None: a manifest has just adopted it.
+    // None: they have just been taken or removed.
     let spared = spared.iter().filter(|_| !untaken.is_empty());
     let news = spared.filter_map(|(uid, name)| {
         let message = format!(
@@ -293,7 +293,9 @@ impl SyncLoop {
         }
         self.node.ownership.learn(plan.ask.clone());
         let untaken = if plan.spared.is_empty() { Vec::new() } else { self.sources.untaken() };
-        for event in spared_anew(&mut self.housekeeping.spared, &plan.spared, &untaken) {
+        // Of one that a source wants by now the main loop only has not heard yet.
+        let unmanaged = plan.spared.iter().filter(|(uid, _)| self.sources.pod(uid).is_none()).cloned();
+        for event in spared_anew(&mut self.housekeeping.spared, &unmanaged.collect::<Vec<_>>(), &untaken) {
             self.node.reporter.emit_node(event);
         }
         for (uid, name) in &plan.kill {
@@ -419,7 +421,7 @@ impl SyncLoop {
             .snapshot()
             .into_iter()
             .map(|(uid, _)| uid)
-            .filter(|uid| self.workers.content_should_be_removed(uid) && !self.sources.spares(uid))
+            .filter(|uid| plan::is_removable(&self.workers, &self.desired, &self.sources, uid))
             .collect();
         let known = std::mem::take(&mut self.housekeeping.logs).then(|| self.begin_with_logs(&removable)).flatten();
         // Nothing of a pod that waits for its admission goes: it is what tells how far the pod has come.
@@ -489,7 +491,7 @@ mod tests {
         assert!(tell(&["a"], &["/m/x: not root's", "/m/y: invalid"]).is_empty());
         assert_eq!(tell(&["a", "b"], &["/m/x: not root's", "/m/y: invalid"]).len(), 1, "of another pod");
         assert_eq!(tell(&["a", "b"], &["/m/x: not root's"]).len(), 2, "for another reason");
-        assert!(tell(&["a"], &[]).is_empty(), "it has been adopted");
+        assert!(tell(&["a"], &[]).is_empty(), "the files have been removed");
         assert!(tell(&[], &[]).is_empty());
         assert_eq!(tell(&["a"], &["/m/x: not root's"]).len(), 1, "anew");
     }

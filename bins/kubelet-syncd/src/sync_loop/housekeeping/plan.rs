@@ -9,8 +9,11 @@ use std::sync::Arc;
 
 use bulkhead_types::PodUid;
 
+use crate::desired::DesiredPods;
 use crate::ownership::Owner;
+use crate::pod_workers::Workers;
 use crate::pod_workers::state::PodWorkerSync;
+use crate::sources::Sources;
 use kubelet_model::pod::model::RuntimePod;
 
 /// Grace period of orphaned pods, seconds (upstream: 1).
@@ -65,6 +68,11 @@ pub fn plan(
     Plan { restart, show, kill, spared, ask, known }
 }
 
+/// All that has ended of the pod may go: its dead containers beyond those that are kept of each, its empty sandboxes, its logs.
+pub fn is_removable<P: Clone>(workers: &Workers<P>, desired: &DesiredPods, sources: &Sources, uid: &PodUid) -> bool {
+    workers.content_should_be_removed(uid) && (desired.get(uid).is_some() || !sources.spares(uid))
+}
+
 /// Something of it runs.
 fn is_alive(pod: &RuntimePod) -> bool {
     pod.has_ready_sandbox() || pod.running().next().is_some()
@@ -84,9 +92,18 @@ pub fn is_settled(plan: &Plan, workers: &BTreeMap<PodUid, PodWorkerSync>) -> boo
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::desired::Desired;
     use crate::pod_workers::Lifecycle;
-    use bulkhead_types::SandboxId;
+    use crate::sources::file::{Change, Content, Entry, EntryKind, FileConfig, Listing, ManifestStore, StoreError};
+    use crate::sources::uids::Forgetful;
+    use crate::sources::{FoundPod, SetSink as _, SourcesConfig};
+    use bulkhead_types::{NodeName, SandboxId};
     use kubelet_model::pod::model::{SandboxState, SandboxStatus};
+    use kubelet_model::pod::source::SourceKind;
+    use kubelet_model::v1::Pod;
+    use serde_json::json;
+    use std::time::Duration;
+    use tokio::time::Instant;
 
     fn uid(text: &str) -> PodUid {
         PodUid::parse(text).unwrap()
@@ -112,6 +129,59 @@ mod tests {
 
     fn named(name: &str) -> Arc<RuntimePod> {
         Arc::new(RuntimePod { name: name.into(), ..sandbox(SandboxState::Ready).as_ref().clone() })
+    }
+
+    /// A folder with one file that cannot be taken.
+    struct Refused;
+
+    impl ManifestStore for Refused {
+        async fn list(&mut self) -> Result<Listing, StoreError> {
+            let entries = vec![Entry { name: "web.yaml".into(), kind: EntryKind::Regular }];
+            Ok(Listing::Folder { device: 1, entries })
+        }
+
+        async fn read(&mut self, _: &str) -> Result<Content, StoreError> {
+            Ok(Content::Bytes(b"x: [".to_vec()))
+        }
+
+        async fn changed(&mut self) -> Change {
+            std::future::pending().await
+        }
+    }
+
+    #[tokio::test]
+    async fn of_a_pod_that_is_spared_nothing_goes_when_one_of_its_containers_dies() {
+        let found = |name: &str| FoundPod {
+            uid: name.into(),
+            namespace: "default".into(),
+            name: format!("{name}-n"),
+            source: SourceKind::File,
+            runs: true,
+            containers: Vec::new(),
+        };
+        let config = SourcesConfig {
+            node: NodeName::parse("n").unwrap().into(),
+            file: Some(FileConfig { path: "/m".into(), check_every: Duration::from_secs(20) }),
+            http: None,
+            api: true,
+            running: vec![found("spared"), found("rejected")],
+        };
+        let (sources, mut updates) = Sources::start(config, Refused, Box::new(Forgetful), Arc::new(|_| {}));
+        assert_eq!(updates.recv().await.unwrap().source, SourceKind::File);
+        let wanted: Pod = serde_json::from_value(json!({"metadata": {"uid": "unheard", "name": "unheard"}})).unwrap();
+        assert!(sources.api_sender().unwrap().set(vec![wanted.clone()]).await);
+        assert_eq!(updates.recv().await.unwrap().source, SourceKind::Api);
+        let mut desired = DesiredPods::default();
+        let pod = Arc::new(wanted);
+        desired.insert(uid("rejected"), Desired { pod: pod.clone(), asked: pod, source: SourceKind::File });
+        let mut workers = Workers::<()>::default();
+        let all = ["spared", "unheard", "rejected", "orphan"].map(uid);
+        let removable = |workers: &Workers<()>| -> Vec<&PodUid> {
+            all.iter().filter(|uid| is_removable(workers, &desired, &sources, uid)).collect()
+        };
+        assert!(removable(&workers).is_empty(), "before the first pass nobody knows what is wanted");
+        workers.sync_known(&desired.uids(), Instant::now());
+        assert_eq!(removable(&workers), [&all[2], &all[3]]);
     }
 
     #[test]
