@@ -437,9 +437,10 @@ impl Folder {
         // A set that lacks a file because it has not been read yet would end that file's running pod.
         let first = !self.delivered;
         let reading = self.files.values().any(|f| f.read_at.is_some_and(|at| at <= now) || (first && f.unread));
-        if !self.seen || reading || (self.delivered && !self.changed && !self.errors_changed) {
+        if !self.seen || reading {
             return None;
         }
+        // Not by `errors_changed`: that is told, and forgotten, while a set waits for a file to be read.
         let untaken = self.find_untaken();
         if self.delivered && !self.changed && self.untaken == untaken {
             return None;

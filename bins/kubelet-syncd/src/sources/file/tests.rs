@@ -472,6 +472,22 @@ fn what_upstream_may_have_taken_and_we_could_not_is_told_with_the_set() {
 }
 
 #[test]
+fn what_is_not_taken_is_told_though_the_error_was_told_before() {
+    let (mut folder, now) = after_upstream(Shelf::default());
+    first_set(&mut folder, EntryKind::Regular, || bytes("x: ["));
+    let later = now + Duration::from_secs(10);
+    // It gives no set and no other error that it is a folder now, while another file is being read.
+    folder.read("web", Ok(Content::Folder), later);
+    folder.touched("other", later);
+    assert!(folder.take_set(later).is_none() && folder.take_errors_changed());
+    folder.due(later);
+    folder.read("other", bytes(&manifest("other", "x")), later);
+    assert!(folder.take_set(later).is_some(), "the set is told anew");
+    assert!(folder.untaken().is_empty(), "{:?}", folder.untaken());
+    assert!(folder.take_set(later).is_none());
+}
+
+#[test]
 fn a_file_that_could_not_be_read_goes_on_with_its_pod_once_it_can() {
     let unreadable = || Err(denied());
     let invalid = || bytes("x: [");
