@@ -117,6 +117,8 @@ impl Book {
 #[derive(Debug)]
 pub struct Allocations {
     book: Mutex<Book>,
+    /// Held by whoever saves, from the copy that is saved to its end: an older one never replaces a newer one.
+    saving: Mutex<()>,
     store: Arc<dyn AllocationStore>,
     gates: Gates,
     /// What is allocated or actuated has changed: upstream's files follow.
@@ -137,7 +139,7 @@ impl Allocations {
         let mut book = Book { allocated, actuated, exported, exported_actuated, ..Book::default() };
         let deviates = |uid: &&PodUid| book.deviation(uid).is_some();
         book.deviating = book.actuated.keys().filter(deviates).cloned().collect();
-        Allocations { book: Mutex::new(book), store, gates, changed: Notify::new() }
+        Allocations { book: Mutex::new(book), saving: Mutex::default(), store, gates, changed: Notify::new() }
     }
 
     fn book(&self) -> MutexGuard<'_, Book> {
@@ -233,6 +235,11 @@ impl Allocations {
 
     /// Whether there was something to write.
     fn write(&self) -> std::io::Result<bool> {
+        // Where there is nothing to write, nobody else's write is waited for.
+        if !self.book().dirty {
+            return Ok(false);
+        }
+        let _saving = self.saving.lock();
         let saved = {
             let mut book = self.book();
             if !std::mem::take(&mut book.dirty) {
@@ -240,8 +247,7 @@ impl Allocations {
             }
             book.saved()
         };
-        let written =
-            state_file::encode(VERSION, &saved).map_err(std::io::Error::from).and_then(|json| self.store.save(&json));
+        let written = self.save(&saved);
         if written.is_err() {
             self.book().dirty = true;
         }
@@ -284,15 +290,22 @@ impl Allocations {
         allocated: u64,
         actuated: u64,
     ) -> std::io::Result<()> {
-        let mut book = self.book();
-        let (allocated, actuated) = (next(&book.exported, allocated), next(&book.exported_actuated, actuated));
-        if book.exported == allocated && book.exported_actuated == actuated {
+        let _saving = self.saving.lock();
+        let mut saved = self.book().saved();
+        let (allocated, actuated) = (next(&saved.exported, allocated), next(&saved.exported_actuated, actuated));
+        if saved.exported == allocated && saved.exported_actuated == actuated {
             return Ok(());
         }
-        (book.exported, book.exported_actuated) = (allocated, actuated);
-        let json = state_file::encode(VERSION, &book.saved())?;
-        drop(book);
-        self.store.save(&json)
+        (saved.exported, saved.exported_actuated) = (allocated, actuated);
+        self.save(&saved)?;
+        // What could not be saved is not noted: the next call tries again.
+        let mut book = self.book();
+        (book.exported, book.exported_actuated) = (saved.exported, saved.exported_actuated);
+        Ok(())
+    }
+
+    fn save(&self, saved: &Saved) -> std::io::Result<()> {
+        self.store.save(&state_file::encode(VERSION, saved)?)
     }
 
     /// Changes what is said of the pod's resize, and answers whether that changed anything.

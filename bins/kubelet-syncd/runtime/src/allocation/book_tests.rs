@@ -160,6 +160,81 @@ fn what_cannot_be_written_is_tried_again() {
 }
 
 #[test]
+fn what_the_exported_files_carry_is_noted_again_where_it_could_not_be_saved() {
+    /// Refuses so many times; else keeps the last.
+    #[derive(Debug, Default)]
+    struct Refusing(Mutex<(usize, Saved)>);
+    impl AllocationStore for Refusing {
+        fn save(&self, json: &[u8]) -> std::io::Result<()> {
+            let mut inner = self.0.lock();
+            match inner.0.checked_sub(1) {
+                Some(left) => {
+                    inner.0 = left;
+                    Err(std::io::Error::other("full"))
+                }
+                None => {
+                    inner.1 = serde_json::from_slice(json).unwrap();
+                    Ok(())
+                }
+            }
+        }
+    }
+    let store = Arc::new(Refusing::default());
+    let book = Allocations::new(Saved::default(), store.clone(), Gates::default());
+    let saved = || {
+        let saved = store.0.lock().1.clone();
+        (saved.exported, saved.exported_actuated)
+    };
+    store.0.lock().0 = 1;
+    assert!(book.exporting(1, 2).is_err());
+    book.exporting(1, 2).unwrap();
+    assert_eq!(saved(), (vec![1], vec![2]));
+    book.exporting(3, 4).unwrap();
+    store.0.lock().0 = 1;
+    assert!(book.exported(3, 4).is_err());
+    assert_eq!(saved(), (vec![1, 3], vec![2, 4]), "both are still known as ours");
+    book.exported(3, 4).unwrap();
+    assert_eq!(saved(), (vec![3], vec![4]));
+}
+
+#[test]
+fn an_older_copy_never_lands_after_a_newer_one() {
+    /// Each save begins, and ends when it may.
+    #[derive(Debug)]
+    struct Gated {
+        begun: std::sync::mpsc::Sender<()>,
+        ends: Mutex<std::sync::mpsc::Receiver<()>>,
+        last: Mutex<Saved>,
+    }
+    impl AllocationStore for Gated {
+        fn save(&self, json: &[u8]) -> std::io::Result<()> {
+            let saved: Saved = serde_json::from_slice(json)?;
+            // What is the older one has to wait for its turn, so that it would come last.
+            if saved.allocated.is_empty() {
+                self.begun.send(()).unwrap();
+                self.ends.lock().recv().unwrap();
+            }
+            *self.last.lock() = saved;
+            Ok(())
+        }
+    }
+    let ((begun, begins), (end, ends)) = (std::sync::mpsc::channel(), std::sync::mpsc::channel());
+    let store = Arc::new(Gated { begun, ends: Mutex::new(ends), last: Mutex::default() });
+    let book = Allocations::new(Saved::default(), store.clone(), Gates::default());
+    std::thread::scope(|scope| {
+        scope.spawn(|| book.exporting(1, 2).unwrap());
+        begins.recv().unwrap();
+        book.allocate(&uid(), &pod(&[1]));
+        let flushed = scope.spawn(|| book.flush().unwrap());
+        assert!(book.saving.try_lock().is_none(), "whoever saves next waits");
+        end.send(()).unwrap();
+        flushed.join().unwrap();
+    });
+    let last = store.last.lock();
+    assert_eq!((last.allocated.len(), last.exported.as_slice()), (1, &[1][..]));
+}
+
+#[test]
 fn who_is_gone_is_forgotten_and_damage_is_dropped() {
     let disk = Arc::new(Disk::default());
     let entries =

@@ -2,7 +2,7 @@
 //! each change and at the end, and read once at the start when somebody else has written them since.
 
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,7 +73,7 @@ fn entries(fd: OwnedFd) -> Result<Option<(Entries, u64)>, Box<dyn std::error::Er
 
 /// Keeps the files up to date until `end`, and leaves them so: upstream's kubelet may be started next.
 pub async fn keep(book: Arc<Allocations>, broker: BrokerClient, end: CancellationToken) {
-    follow(&book, || put(&book, &broker), &end).await;
+    follow(&book, || put(book.clone(), &broker), &end).await;
 }
 
 async fn follow<F>(book: &Allocations, put: impl Fn() -> F, end: &CancellationToken)
@@ -101,15 +101,24 @@ where
 
 type PutError = Box<dyn std::error::Error + Send + Sync>;
 
-async fn put(book: &Allocations, broker: &BrokerClient) -> Result<(), PutError> {
+async fn put(book: Arc<Allocations>, broker: &BrokerClient) -> Result<(), PutError> {
     let (allocated, actuated) = book.entries();
     let (actuated, actuated_checksum) = checkpoint::write(actuated)?;
     let (allocated, checksum) = checkpoint::write(allocated)?;
     // Known as ours before they stand there.
-    book.exporting(checksum, actuated_checksum)?;
+    note(&book, move |book| book.exporting(checksum, actuated_checksum)).await?;
     broker.put_state(StateKind::ActuatedPods, memfd::sealed("actuated", &actuated)?).await?;
     broker.put_state(StateKind::AllocatedPods, memfd::sealed("allocated", &allocated)?).await?;
-    Ok(book.exported(checksum, actuated_checksum)?)
+    Ok(note(&book, move |book| book.exported(checksum, actuated_checksum)).await?)
+}
+
+/// Notes something in the book on a thread of its own: the disk may be slow, and everything else of this process has one thread.
+async fn note(
+    book: &Arc<Allocations>,
+    note: impl FnOnce(&Allocations) -> io::Result<()> + Send + 'static,
+) -> io::Result<()> {
+    let book = book.clone();
+    tokio::task::spawn_blocking(move || note(&book)).await?
 }
 
 #[cfg(test)]
@@ -117,9 +126,11 @@ mod tests {
     use super::*;
     use crate::allocation::{AllocationStore, Gates, PodResources};
     use bulkhead_types::PodUid;
+    use futures_util::FutureExt as _;
     use kubelet_model::v1::Pod;
     use parking_lot::Mutex;
     use serde_json::json;
+    use std::sync::mpsc;
 
     fn entries(uid: &str) -> Entries {
         Entries::from([(uid.to_owned(), PodResources::default())])
@@ -225,6 +236,29 @@ mod tests {
         end.cancel();
         kept.await.unwrap();
         assert_eq!(*file.lock(), (["a", "b", "c"].map(str::to_owned).to_vec(), 6), "written at the end");
+    }
+
+    /// Takes what is saved when it is told to.
+    #[derive(Debug)]
+    struct Slow(Mutex<mpsc::Receiver<()>>);
+
+    impl AllocationStore for Slow {
+        fn save(&self, _: &[u8]) -> io::Result<()> {
+            self.0.lock().recv().map_err(io::Error::other)
+        }
+    }
+
+    #[tokio::test]
+    async fn a_slow_disk_holds_nobody_up_while_it_is_noted_what_the_files_carry() {
+        let (told, waits) = mpsc::channel();
+        let store = Arc::new(Slow(Mutex::new(waits)));
+        let book = Arc::new(Allocations::new(Saved::default(), store, Gates::default()));
+        let mut noted = Box::pin(note(&book, |book| book.exporting(1, 2)));
+        assert!((&mut noted).now_or_never().is_none());
+        // The sync loop goes on meanwhile.
+        book.allocate(&PodUid::parse("u").unwrap(), &Pod::default());
+        told.send(()).unwrap();
+        noted.await.unwrap();
     }
 
     fn with_level(pod: &Pod) -> Pod {
