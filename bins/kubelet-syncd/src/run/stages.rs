@@ -399,6 +399,7 @@ impl Loops {
             cache: followers.pleg.cache(),
             health: followers.health,
             hub: reporter.hub.clone(),
+            spared_logs: Arc::default(),
             reporter: reporter.clone(),
             metrics: followers.metrics,
             runtime,
@@ -429,6 +430,7 @@ impl Loops {
         tokio::spawn(silence::tell(start.view.clone(), reporter.clone(), silent));
         start.runtime_apis.logs.set(LogParts {
             hub: reporter.hub.clone(),
+            spared: node.spared_logs.clone(),
             volnetd: connections.volnetd.clone(),
             broker: daemon.broker.clone(),
             cri: cri.clone(),

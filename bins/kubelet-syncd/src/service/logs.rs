@@ -21,13 +21,14 @@ use tonic::{Code, Request, Response, Status};
 
 use super::api::Answer;
 use crate::hub::PodHub;
-use crate::logs::place::{self, Place};
+use crate::logs::place::{self, Place, SparedLogs};
 use crate::logs::rotate::{self, LogEdges, LogError};
 
 /// What answers, once it is there.
 #[derive(Debug)]
 pub struct Parts {
     pub hub: Arc<PodHub>,
+    pub spared: Arc<SparedLogs>,
     pub volnetd: Volnetd,
     pub broker: BrokerClient,
     pub cri: CriClient,
@@ -86,7 +87,7 @@ impl LogsApi {
     {
         let parts = self.parts()?;
         let named = log.ok_or_else(|| Status::invalid_argument("log is missing"))?;
-        let place = place::find(&parts.hub, &named.pod_uid, &named.container_id);
+        let place = place::find(&parts.hub, &parts.spared, &named.pod_uid, &named.container_id);
         let place = place.ok_or_else(|| Status::not_found(format!("no log of container {:?}", named.container_id)))?;
         wanted(&place)?;
         let turn = self.turns.of(&place.container_id).lock_owned().await;
@@ -217,7 +218,8 @@ impl Logs for LogsApi {
     type ListStream = Answer<api::LogPage>;
 
     async fn list(&self, request: Request<api::ListLogsRequest>) -> Result<Response<Self::ListStream>, Status> {
-        let pages = place::pages(&self.parts()?.hub.list());
+        let parts = self.parts()?;
+        let pages = place::pages(&parts.hub, &parts.spared);
         let pages = answer(pages, &self.versions, &request.into_inner().known).into_iter().map(Ok);
         Ok(Response::new(Box::pin(futures_util::stream::iter(pages.collect::<Vec<_>>()))))
     }

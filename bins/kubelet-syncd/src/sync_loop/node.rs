@@ -19,6 +19,7 @@ use crate::container_manager::ContainerManager;
 use crate::container_manager::dra::DraManager;
 use crate::evictions::pressure::PressureReports;
 use crate::hub::PodHub;
+use crate::logs::place::SparedLogs;
 use crate::metrics::Metrics;
 use crate::mirror_pods::MirrorPods;
 use crate::ownership::Ownership;
@@ -53,6 +54,8 @@ pub struct NodeContext {
     pub cache: Arc<PodCache>,
     pub health: watch::Receiver<RuntimeHealth>,
     pub hub: Arc<PodHub>,
+    /// Logs of pods that are left alone, which are in no hub.
+    pub spared_logs: Arc<SparedLogs>,
     pub reporter: Arc<Reporter>,
     pub metrics: Metrics,
     pub runtime: super::RuntimeSide,

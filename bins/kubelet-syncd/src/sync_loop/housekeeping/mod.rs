@@ -32,6 +32,7 @@ use self::left::Left;
 use super::main_loop::SyncLoop;
 use super::resize::Trigger;
 use super::view;
+use crate::logs::place::of_spared;
 use crate::pod_workers::state::PodWorkerSync;
 use crate::pod_workers::{Lifecycle, UpdateType};
 use kubelet_model::events::{EventSink as _, EventType, NodeEvent};
@@ -292,6 +293,10 @@ impl SyncLoop {
             self.begin_anew(uid, now);
         }
         self.node.ownership.learn(plan.ask.clone());
+        let is_spared = |uid: &PodUid| plan.spared.iter().any(|(spared, _)| spared == uid);
+        let spared = runtime.iter().filter(|(uid, _)| is_spared(uid));
+        let logs = spared.flat_map(|(uid, pod)| of_spared(uid, pod, &self.node.config.paths));
+        self.node.spared_logs.set(logs.collect());
         let untaken = if plan.spared.is_empty() { Vec::new() } else { self.sources.untaken() };
         // Of one that a source wants by now the main loop only has not heard yet.
         let unmanaged = plan.spared.iter().filter(|(uid, _)| self.sources.pod(uid).is_none()).cloned();
