@@ -59,8 +59,14 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let view = NodeView::new(config.clone(), hub.clone());
 
     // Callers are answered from the first moment on: that little is known yet is an answer.
-    let service =
-        SyncdApi { epoch: daemon.epoch, pods: hub, events: ring, node: view.clone(), stop: daemon.stop.clone() };
+    let service = SyncdApi {
+        epoch: daemon.epoch,
+        pods: hub,
+        events: ring,
+        node: view.clone(),
+        running: Arc::default(),
+        stop: daemon.stop.clone(),
+    };
     let storage = StorageApi {
         epoch: daemon.epoch,
         writes: StorageWrites::default(),

@@ -18,6 +18,7 @@ use tonic::{Request, Response, Status};
 use super::fits::fitting;
 use super::named_pod::{self, Meant};
 use super::node_view::NodeView;
+use super::running_pods::RunningPods;
 use crate::hub::events::EventRing;
 use crate::hub::pods::{Change, PodHub};
 
@@ -31,6 +32,7 @@ pub struct SyncdApi {
     pub pods: Arc<PodHub>,
     pub events: Arc<EventRing>,
     pub node: Arc<NodeView>,
+    pub running: Arc<RunningPods>,
     /// Ends the streams, which never end by themselves.
     pub stop: CancellationToken,
 }
@@ -215,6 +217,7 @@ mod tests {
             pods,
             events: Arc::new(EventRing::new(7)),
             node,
+            running: Arc::default(),
             stop: CancellationToken::new(),
         }
     }

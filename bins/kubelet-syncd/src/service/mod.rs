@@ -13,6 +13,7 @@ pub mod pod_resources;
 pub mod pods_api;
 pub mod resources;
 pub mod rules;
+pub mod running_pods;
 pub mod runtime_stats;
 pub mod silence;
 pub mod stats;

@@ -1,11 +1,9 @@
 //! What /pods and /runningpods/ are made of: the pods that the sources want, each cut into pieces that fit into messages,
 //! and what the runtime says that runs.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bulkhead_cri::v1;
 use bulkhead_ipc::syncd as api;
 use bulkhead_ipc::syncd::views_server::Views;
 use futures_util::{Stream, stream};
@@ -13,9 +11,9 @@ use kubelet_model::v1::Pod;
 use tonic::{Request, Response, Status};
 
 use super::api::{Answer, SyncdApi};
+use super::running_pods;
 use crate::desired;
 use crate::hub::pods::PodHub;
-use kubelet_model::pod::labels::{CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID};
 use kubelet_model::pod::spec;
 
 /// Of the texts in one piece; with the rest of a message it stays below the bound of the socket.
@@ -40,17 +38,9 @@ impl Views for SyncdApi {
 
     async fn running(&self, _: Request<api::RunningRequest>) -> Result<Response<Self::RunningStream>, Status> {
         let cri = self.node.cri().ok_or_else(|| Status::unavailable("the runtime is not known yet"))?;
-        let ready = v1::PodSandboxStateValue { state: v1::PodSandboxState::SandboxReady.into() };
-        let sandboxes = v1::PodSandboxFilter { state: Some(ready), ..Default::default() };
-        let running = v1::ContainerStateValue { state: v1::ContainerState::ContainerRunning.into() };
-        let containers = v1::ContainerFilter { state: Some(running), ..Default::default() };
-        let (sandboxes, containers) = tokio::try_join!(
-            cri.list_pod_sandbox(v1::ListPodSandboxRequest { filter: Some(sandboxes) }),
-            cri.list_containers(v1::ListContainersRequest { filter: Some(containers) }),
-        )
-        .map_err(|error| Status::unavailable(error.to_string()))?;
-        let pods = running_pods(sandboxes.items, containers.containers);
-        Ok(Response::new(Box::pin(stream::iter(pods.into_iter().map(Ok)))))
+        let pods = self.running.get(|| running_pods::list(&cri)).await?;
+        let pods = (0..pods.len()).filter_map(move |at| pods.get(at).cloned().map(Ok));
+        Ok(Response::new(Box::pin(stream::iter(pods))))
     }
 }
 
@@ -118,47 +108,6 @@ fn pieces_of(texts: Texts) -> Vec<api::ObjectPiece> {
     pieces
 }
 
-/// Pods with a ready sandbox or a running container, the newest first (upstream
-/// `kuberuntime_manager.go` GetPods, then `ToAPIPod`).
-fn running_pods(sandboxes: Vec<v1::PodSandbox>, containers: Vec<v1::Container>) -> Vec<api::RunningPod> {
-    let mut pods: Vec<(i64, api::RunningPod)> = Vec::new();
-    let mut places: HashMap<String, usize> = HashMap::new();
-    for sandbox in sandboxes {
-        let Some(metadata) = sandbox.metadata else { continue };
-        match places.get(&metadata.uid) {
-            Some(place) => pods[*place].0 = pods[*place].0.max(sandbox.created_at),
-            None => {
-                places.insert(metadata.uid.clone(), pods.len());
-                let pod = api::RunningPod {
-                    uid: metadata.uid,
-                    namespace: metadata.namespace,
-                    name: metadata.name,
-                    containers: Vec::new(),
-                };
-                pods.push((sandbox.created_at, pod));
-            }
-        }
-    }
-    for container in containers {
-        let label = |key: &str| container.labels.get(key).cloned().unwrap_or_default();
-        let uid = label(POD_UID);
-        if uid.is_empty() {
-            // Somebody else's: no pod's.
-            continue;
-        }
-        let place = *places.entry(uid.clone()).or_insert_with(|| {
-            let pod =
-                api::RunningPod { uid, namespace: label(POD_NAMESPACE), name: label(POD_NAME), ..Default::default() };
-            pods.push((container.created_at, pod));
-            pods.len() - 1
-        });
-        let image = container.image.as_ref().map(|image| image.image.clone()).unwrap_or_default();
-        pods[place].1.containers.push(api::RunningContainer { name: label(CONTAINER_NAME), image });
-    }
-    pods.sort_by_key(|(created, _)| std::cmp::Reverse(*created));
-    pods.into_iter().map(|(_, pod)| pod).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,7 +126,14 @@ mod tests {
         let (config, hub) = (NodeConfig::for_tests(std::path::Path::new("/t")), Arc::new(PodHub::default()));
         let view = NodeView::new(Arc::new(config), hub.clone());
         let (epoch, events) = (Epoch::from_random(1), Arc::new(EventRing::new(1)));
-        let service = SyncdApi { epoch, pods: hub, events, node: view.clone(), stop: Default::default() };
+        let service = SyncdApi {
+            epoch,
+            pods: hub,
+            events,
+            node: view.clone(),
+            running: Arc::default(),
+            stop: Default::default(),
+        };
         let late = service.objects(Request::new(api::ObjectsRequest {})).await.err().unwrap();
         assert_eq!(late.code(), tonic::Code::Unavailable);
 
@@ -237,45 +193,5 @@ mod tests {
         assert_eq!((shown[1].0.get("status"), shown[1].1.as_str()), (None, r#"{"phase":"Running"}"#));
         // Nothing has been computed of the last one.
         assert_eq!((shown[2].0["status"]["phase"].as_str(), shown[2].2.as_str()), (Some("Pending"), ""));
-    }
-
-    #[test]
-    fn what_runs_is_what_the_runtime_lists() {
-        let sandbox = |uid: &str, created_at| v1::PodSandbox {
-            metadata: Some(v1::PodSandboxMetadata {
-                uid: uid.into(),
-                name: format!("{uid}-name"),
-                ..Default::default()
-            }),
-            created_at,
-            ..Default::default()
-        };
-        let container = |uid: &str, name: &str, created_at| v1::Container {
-            labels: [(POD_UID, uid), (POD_NAME, "left"), (CONTAINER_NAME, name)]
-                .into_iter()
-                .filter(|(_, value)| !value.is_empty())
-                .map(|(key, value)| (key.to_owned(), value.to_owned()))
-                .collect(),
-            image: Some(v1::ImageSpec { image: "sha256:1".into(), ..Default::default() }),
-            created_at,
-            ..Default::default()
-        };
-        let pods = running_pods(
-            vec![sandbox("a", 1), sandbox("b", 5), sandbox("a", 3)],
-            vec![
-                container("a", "one", 2),
-                container("", "foreign", 9),
-                container("c", "alone", 4),
-                container("a", "two", 9),
-            ],
-        );
-        let brief: Vec<(String, String, Vec<String>)> = pods
-            .into_iter()
-            .map(|p| (p.uid, p.name, p.containers.into_iter().map(|c| format!("{} {}", c.name, c.image)).collect()))
-            .collect();
-        let of = |uid: &str, name: &str, containers: &[&str]| {
-            (uid.to_owned(), name.to_owned(), containers.iter().map(|c| format!("{c} sha256:1")).collect::<Vec<_>>())
-        };
-        assert_eq!(brief, [of("b", "b-name", &[]), of("c", "left", &["alone"]), of("a", "a-name", &["one", "two"])]);
     }
 }
