@@ -39,6 +39,12 @@ pub(crate) fn until(time: &str, now: Timestamp) -> String {
     }
 }
 
+/// The same for a fraction of seconds, which is cut off.
+pub(crate) fn seconds(number: f64) -> String {
+    #[allow(clippy::cast_possible_truncation, reason = "the cast saturates, and whole seconds are shown")]
+    human(number as i64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

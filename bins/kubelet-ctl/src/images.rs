@@ -11,11 +11,11 @@ use bulkhead_ipc::syncd::{ImagePull, ImagePullStage, ListPullsRequest};
 use bulkhead_types::Process;
 use serde::Serialize;
 
-use crate::age::human;
+use crate::age::seconds;
+use crate::amount::bytes;
 use crate::connect::{connect, request, within};
 use crate::instance::Instance;
 use crate::output::Printer;
-use crate::pressure::bytes;
 use crate::table::{Table, printable};
 use crate::{Exit, Failure};
 
@@ -174,11 +174,6 @@ fn view(collection: ImageCollection, images: Vec<ImageState>, pulls: Option<Vec<
         images: images.into_iter().map(image).collect(),
         pulls: pulls.map(|pulls| pulls.into_iter().map(pull).collect()),
     }
-}
-
-fn seconds(number: f64) -> String {
-    #[allow(clippy::cast_possible_truncation, reason = "the cast saturates, and whole seconds are shown")]
-    human(number as i64)
 }
 
 /// The first name, or the beginning of the id of one that has none.

@@ -19,9 +19,10 @@
 //! its socket, and what to look at. 4: `privileges` found a process that is not as the privilege map has it.
 //!
 //! # Known gaps
-//! Recent decisions and the audit come with the issues that make them.
+//! None.
 
 mod age;
+mod amount;
 mod audit;
 mod cgroups;
 mod cli;

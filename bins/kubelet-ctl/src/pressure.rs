@@ -9,7 +9,8 @@ use bulkhead_ipc::evictiond::{self, GetPressureRequest, PressureReport, SignalSt
 use bulkhead_types::Process;
 use serde::Serialize;
 
-use crate::age::human;
+use crate::age::seconds;
+use crate::amount::bytes;
 use crate::connect::{connect, request, within};
 use crate::instance::Instance;
 use crate::output::Printer;
@@ -185,17 +186,6 @@ fn amount(signal: &str, amount: i64) -> String {
     if is_bytes { bytes(amount) } else { amount.to_string() }
 }
 
-/// "1.5Gi".
-pub(crate) fn bytes(amount: i64) -> String {
-    let units = [(1_i64 << 40, "Ti"), (1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")];
-    let unit = units.into_iter().find(|(size, _)| amount.unsigned_abs() >= size.unsigned_abs());
-    #[allow(clippy::cast_precision_loss, reason = "one digit after the point is shown")]
-    match unit {
-        Some((size, name)) => format!("{:.1}{name}", amount as f64 / size as f64),
-        None => amount.to_string(),
-    }
-}
-
 /// A fall as people say it: what is lost has a minus.
 fn movement(signal: &str, fall_per_second: f64) -> String {
     #[allow(clippy::cast_possible_truncation, reason = "the cast saturates, and whole units are shown")]
@@ -205,11 +195,6 @@ fn movement(signal: &str, fall_per_second: f64) -> String {
         1.. => format!("+{}/s", amount(signal, change)),
         _ => format!("{}/s", amount(signal, change)),
     }
-}
-
-fn seconds(number: f64) -> String {
-    #[allow(clippy::cast_possible_truncation, reason = "the cast saturates, and whole seconds are shown")]
-    human(number as i64)
 }
 
 fn text(pressure: &Pressure) -> String {

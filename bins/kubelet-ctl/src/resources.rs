@@ -9,10 +9,10 @@ use bulkhead_ipc::syncd::{self as wire, ListResourcesRequest};
 use bulkhead_types::Process;
 use serde::Serialize;
 
+use crate::amount::bytes;
 use crate::connect::{connect, request, within};
 use crate::instance::Instance;
 use crate::output::Printer;
-use crate::pressure::bytes;
 use crate::table::{Table, printable};
 use crate::{Exit, Failure};
 

@@ -79,7 +79,7 @@
 //! tokens are used for the pods that name them alone.
 //!
 //! # Known gaps
-//! In-tree kinds that a CSI driver serves today: a pod with one waits and says why.
+//! None.
 
 pub mod admission;
 pub mod api;

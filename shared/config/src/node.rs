@@ -281,6 +281,22 @@ impl NodeConfig {
         Ok((node, warnings))
     }
 
+    /// Labels of the Node when it is registered (upstream `pkg/kubelet/kubelet_node_status.go` initialNode). `architecture`: Go's name.
+    /// The host's name is `--hostname-override` before the machine's own (upstream `nodeutil.GetHostname`).
+    pub fn initial_labels(&self, architecture: &str) -> BTreeMap<String, String> {
+        let mut labels: BTreeMap<String, String> = [
+            ("kubernetes.io/hostname", self.node_name.as_str()),
+            ("kubernetes.io/os", "linux"),
+            ("kubernetes.io/arch", architecture),
+            ("beta.kubernetes.io/os", "linux"),
+            ("beta.kubernetes.io/arch", architecture),
+        ]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .into();
+        labels.extend(self.flags.node_labels.clone());
+        labels
+    }
+
     /// A complete configuration for tests of daemons: defaults, everything below `root` (which should be absolute),
     /// node `test-node`, containerd at `<root>/containerd.sock`, cgroup root `/`, users of the caller's own uid.
     /// Change fields as the test needs.

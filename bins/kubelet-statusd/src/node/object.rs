@@ -38,11 +38,7 @@ const DEFAULT_LABELS: [&str; 12] = [
 /// A new Node, without its status.
 pub fn initial(config: &NodeConfig, architecture: &str) -> Node {
     let name = config.node_name.as_str();
-    let mut labels: BTreeMap<String, String> =
-        [(HOSTNAME, name), (OS, "linux"), (ARCH, architecture), (BETA_OS, "linux"), (BETA_ARCH, architecture)]
-            .map(|(key, value)| (key.to_owned(), value.to_owned()))
-            .into();
-    labels.extend(config.flags.node_labels.clone());
+    let labels = config.initial_labels(architecture);
     let mut taints: Vec<Taint> = config
         .kubelet
         .register_with_taints

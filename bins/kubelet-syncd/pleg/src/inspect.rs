@@ -11,6 +11,7 @@ use futures_util::future::try_join_all;
 use super::cache::KnownIds;
 use super::mapping;
 use super::relist::{PlegState, PodStates};
+use kubelet_model::pod::labels;
 use kubelet_model::pod::model::{ContainerStatus, RuntimePod, SandboxState, SandboxStatus};
 
 /// What a list of everything tells of each pod.
@@ -28,7 +29,7 @@ impl Everything {
         for sandbox in sandboxes {
             let Some(uid) = mapping::pod_of_sandbox(sandbox) else { continue };
             // Lists of one pod go by the label, which a sandbox that is no kubelet's does not have.
-            if sandbox.labels.get(mapping::LABEL_POD_UID).is_some_and(|label| label == uid.as_str()) {
+            if sandbox.labels.get(labels::POD_UID).is_some_and(|label| label == uid.as_str()) {
                 all.ids.entry(uid.clone()).or_default().sandboxes.push(sandbox.id.as_str().into());
             }
             let state = PlegState::from(mapping::sandbox_state(sandbox.state));
@@ -71,7 +72,7 @@ pub(super) async fn inspect_pod(
     previous: &RuntimePod,
     refresh: &HashSet<Box<str>>,
 ) -> Result<RuntimePod, CriError> {
-    let labels = BTreeMap::from([(mapping::LABEL_POD_UID.to_owned(), uid.as_str().to_owned())]);
+    let labels = BTreeMap::from([(labels::POD_UID.to_owned(), uid.as_str().to_owned())]);
     let (sandboxes, containers) = lists(client, &labels).await?;
     let mut pod = RuntimePod { uid: Some(uid.clone()), ..Default::default() };
     if let Some(metadata) = sandboxes.iter().find_map(|s| s.metadata.as_ref()) {
@@ -123,7 +124,7 @@ pub(super) async fn inspect_known(
 /// Namespace and name of the pod that a container is labelled with.
 fn pod_names(labels: &BTreeMap<String, String>) -> (String, String) {
     let label = |key: &str| labels.get(key).cloned().unwrap_or_default();
-    (label(mapping::LABEL_POD_NAMESPACE), label(mapping::LABEL_POD_NAME))
+    (label(labels::POD_NAMESPACE), label(labels::POD_NAME))
 }
 
 /// The count of restarts tells which instance is newer, before the time does: a clock that was set back between two of them makes the
@@ -216,14 +217,14 @@ mod tests {
         let sandbox = |id: &str, uid: &str, label: Option<&str>| v1::PodSandbox {
             id: id.into(),
             metadata: Some(v1::PodSandboxMetadata { uid: uid.into(), ..Default::default() }),
-            labels: label.map(|label| labels(&[(mapping::LABEL_POD_UID, label)])).unwrap_or_default(),
+            labels: label.map(|label| labels(&[(labels::POD_UID, label)])).unwrap_or_default(),
             ..Default::default()
         };
         let container = |id: &str, sandbox: &str, uid: Option<&str>| v1::Container {
             id: id.into(),
             pod_sandbox_id: sandbox.into(),
             state: v1::ContainerState::ContainerExited as i32,
-            labels: uid.map(|uid| labels(&[(mapping::LABEL_POD_UID, uid)])).unwrap_or_default(),
+            labels: uid.map(|uid| labels(&[(labels::POD_UID, uid)])).unwrap_or_default(),
             ..Default::default()
         };
         let all = Everything::of(
@@ -253,7 +254,7 @@ mod tests {
 
     #[test]
     fn names_of_a_pod_without_a_sandbox() {
-        let labelled = labels(&[(mapping::LABEL_POD_NAMESPACE, "default"), (mapping::LABEL_POD_NAME, "a")]);
+        let labelled = labels(&[(labels::POD_NAMESPACE, "default"), (labels::POD_NAME, "a")]);
         assert_eq!(pod_names(&labelled), ("default".to_owned(), "a".to_owned()));
         assert_eq!(pod_names(&BTreeMap::new()), (String::new(), String::new()));
     }

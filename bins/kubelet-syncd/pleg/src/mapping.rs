@@ -1,28 +1,16 @@
-//! CRI statuses into the runtime model: the only place where annotations and labels of the runtime's answers are read.
+//! CRI statuses into the runtime model.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bulkhead_cri::v1;
 use bulkhead_types::{ContainerId, PodUid, SandboxId};
 
+use kubelet_model::pod::labels;
 use kubelet_model::pod::model::{
     ContainerStatus, ImageMount, LinuxUser, RunState, RuntimeResources, SandboxState, SandboxStatus,
 };
 use kubelet_model::pod::names::absolute;
 use kubelet_model::pod::resources::{quota_to_milli_cpu, shares_to_milli_cpu};
-
-/// Labels that tie a container to its pod (upstream `staging/src/k8s.io/kubelet/pkg/types/labels.go`).
-pub const LABEL_POD_UID: &str = "io.kubernetes.pod.uid";
-pub const LABEL_POD_NAME: &str = "io.kubernetes.pod.name";
-pub const LABEL_POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
-pub const LABEL_CONTAINER_NAME: &str = "io.kubernetes.container.name";
-
-const ANNOTATION_HASH: &str = "io.kubernetes.container.hash";
-const ANNOTATION_RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
-const ANNOTATION_MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
-const ANNOTATION_MESSAGE_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
-const ANNOTATION_TERMINATION_GRACE: &str = "io.kubernetes.pod.terminationGracePeriod";
-const ANNOTATION_DELETION_GRACE: &str = "io.kubernetes.pod.deletionGracePeriod";
 
 /// State of a container by its CRI number; a number from the future is Unknown.
 pub fn run_state(state: i32) -> RunState {
@@ -44,7 +32,7 @@ pub fn sandbox_state(state: i32) -> SandboxState {
 
 /// The pod that a listed container belongs to. None: not a kubelet's.
 pub fn pod_of_container(container: &v1::Container) -> Option<PodUid> {
-    PodUid::parse(container.labels.get(LABEL_POD_UID)?).ok()
+    PodUid::parse(container.labels.get(labels::POD_UID)?).ok()
 }
 
 /// The pod that a listed sandbox belongs to. None: not a kubelet's.
@@ -70,8 +58,8 @@ pub fn sandbox(status: &v1::PodSandboxStatus) -> Option<SandboxStatus> {
 /// A container's status; CRI's answer does not name the sandbox, the list does. None when its id is none.
 pub fn container(status: &v1::ContainerStatus, sandbox_id: &str) -> Option<ContainerStatus> {
     let note = |key: &str| status.annotations.get(key).map(String::as_str);
-    let name = status.labels.get(LABEL_CONTAINER_NAME).or(status.metadata.as_ref().map(|m| &m.name));
-    let message_path = note(ANNOTATION_MESSAGE_PATH).unwrap_or_default();
+    let name = status.labels.get(labels::CONTAINER_NAME).or(status.metadata.as_ref().map(|m| &m.name));
+    let message_path = note(labels::TERMINATION_MESSAGE_PATH).unwrap_or_default();
     let mounted_at = absolute(message_path);
     let message_mount = status.mounts.iter().find(|m| !message_path.is_empty() && m.container_path == mounted_at);
     Some(ContainerStatus {
@@ -87,16 +75,16 @@ pub fn container(status: &v1::ContainerStatus, sandbox_id: &str) -> Option<Conta
         message: status.message.clone(),
         image: status.image.as_ref().map(|image| image.image.clone()).unwrap_or_default(),
         image_ref: status.image_ref.clone(),
-        restart_count: note(ANNOTATION_RESTART_COUNT).and_then(|n| n.parse().ok()).unwrap_or(0),
-        hash: note(ANNOTATION_HASH).and_then(|h| u32::from_str_radix(h, 16).ok()).unwrap_or(0),
+        restart_count: note(labels::RESTART_COUNT).and_then(|n| n.parse().ok()).unwrap_or(0),
+        hash: note(labels::CONTAINER_HASH).and_then(|h| u32::from_str_radix(h, 16).ok()).unwrap_or(0),
         log_path: status.log_path.clone(),
         termination_message_path: message_path.to_owned(),
-        termination_message_policy: note(ANNOTATION_MESSAGE_POLICY).unwrap_or_default().to_owned(),
+        termination_message_policy: note(labels::TERMINATION_MESSAGE_POLICY).unwrap_or_default().to_owned(),
         resources: resources(status),
         user: status.user.as_ref().and_then(|user| user.linux.as_ref()).map(user),
         termination_message_host_path: message_mount.map(|m| m.host_path.clone()).filter(|p| !p.is_empty()),
-        pod_termination_grace: note(ANNOTATION_TERMINATION_GRACE).and_then(|n| n.parse().ok()),
-        pod_deletion_grace: note(ANNOTATION_DELETION_GRACE).and_then(|n| n.parse().ok()),
+        pod_termination_grace: note(labels::POD_TERMINATION_GRACE).and_then(|n| n.parse().ok()),
+        pod_deletion_grace: note(labels::POD_DELETION_GRACE).and_then(|n| n.parse().ok()),
         stop_signal: status.stop_signal,
         image_volumes: image_volumes(&status.mounts),
     })
@@ -156,13 +144,13 @@ mod tests {
                 user_specified_image: "busybox:1".into(),
                 ..Default::default()
             }),
-            labels: text_map(&[(LABEL_CONTAINER_NAME, "main")]),
+            labels: text_map(&[(labels::CONTAINER_NAME, "main")]),
             annotations: text_map(&[
-                (ANNOTATION_HASH, "c0ffee"),
-                (ANNOTATION_RESTART_COUNT, "4"),
-                (ANNOTATION_MESSAGE_PATH, "/dev/termination-log"),
-                (ANNOTATION_MESSAGE_POLICY, "File"),
-                (ANNOTATION_TERMINATION_GRACE, "30"),
+                (labels::CONTAINER_HASH, "c0ffee"),
+                (labels::RESTART_COUNT, "4"),
+                (labels::TERMINATION_MESSAGE_PATH, "/dev/termination-log"),
+                (labels::TERMINATION_MESSAGE_POLICY, "File"),
+                (labels::POD_TERMINATION_GRACE, "30"),
             ]),
             mounts: vec![
                 v1::Mount {

@@ -164,25 +164,13 @@ pub fn initial_node(
     capacity: &BTreeMap<String, String>,
     allocatable: &BTreeMap<String, String>,
 ) -> Node {
-    let arch = go_arch();
-    let mut labels: BTreeMap<String, String> = [
-        // Upstream's nodeutil.GetHostname: `--hostname-override` before the machine's own.
-        ("kubernetes.io/hostname", config.node_name.as_str()),
-        ("kubernetes.io/os", "linux"),
-        ("kubernetes.io/arch", arch),
-        ("beta.kubernetes.io/os", "linux"),
-        ("beta.kubernetes.io/arch", arch),
-    ]
-    .map(|(key, value)| (key.to_owned(), value.to_owned()))
-    .into();
-    labels.extend(config.flags.node_labels.clone());
     let list = |amounts: &BTreeMap<String, String>| {
         use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
         Some(amounts.iter().map(|(name, amount)| (name.clone(), Quantity(amount.clone()))).collect())
     };
     let mut node = Node::default();
     node.metadata.name = Some(config.node_name.to_string());
-    node.metadata.labels = Some(labels);
+    node.metadata.labels = Some(config.initial_labels(go_arch()));
     let status = node.status.get_or_insert_default();
     status.capacity = list(capacity);
     status.allocatable = list(allocatable);
