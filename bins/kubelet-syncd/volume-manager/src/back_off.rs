@@ -65,7 +65,12 @@ impl BackOffs {
 
     /// Until when an operation of this kind is not tried.
     pub fn until(&self, key: &Key, kind: Kind, now: Instant) -> Option<Instant> {
-        self.0.get(key).filter(|wait| wait.kind == kind).map(|wait| wait.until).filter(|until| *until > now)
+        self.waited_until(key, kind).filter(|until| *until > now)
+    }
+
+    /// The same where that is over; `None`: it has not failed, or something else was tried since.
+    pub fn waited_until(&self, key: &Key, kind: Kind) -> Option<Instant> {
+        self.0.get(key).filter(|wait| wait.kind == kind).map(|wait| wait.until)
     }
 }
 
@@ -85,6 +90,7 @@ mod tests {
             let until = waits.until(&key("a"), stage, now).unwrap();
             assert_eq!(until - now, Duration::from_millis(expected));
             assert_eq!(waits.until(&key("a"), stage, until), None);
+            assert_eq!(waits.waited_until(&key("a"), stage), Some(until));
             assert_eq!(waits.until(&key("a"), other, now), None, "another operation does not wait");
             now = until;
         }

@@ -50,6 +50,16 @@ impl Busy {
         }
     }
 
+    /// Whether one with the same key runs.
+    pub fn runs(&self, volume: &UniqueName, scope: Option<&PodUid>) -> bool {
+        self.0.get(volume).into_iter().flatten().any(|other| other.scope.as_ref() == scope)
+    }
+
+    /// How many operations on the volume run.
+    pub fn count(&self, volume: &UniqueName) -> usize {
+        self.0.get(volume).map_or(0, Vec::len)
+    }
+
     /// Volumes with any.
     pub fn volumes(&self) -> impl Iterator<Item = &UniqueName> {
         self.0.keys()
@@ -86,6 +96,7 @@ mod tests {
             busy.begin(&volume("v"), scope.as_ref(), None);
             let excludes = busy.excludes(&volume(volume_of_next), next.as_ref());
             assert_eq!(excludes, is_excluded, "{running:?}, then {volume_of_next} {next:?}");
+            assert_eq!(busy.runs(&volume(volume_of_next), next.as_ref()), volume_of_next == "v" && scope == next);
             busy.end(&volume("v"), scope.as_ref());
             assert!(!busy.excludes(&volume("v"), None) && busy.volumes().next().is_none());
         }
@@ -97,7 +108,9 @@ mod tests {
         let (v, mut busy) = (UniqueName("v".into()), Busy::default());
         busy.begin(&v, Some(&a), Some(&a));
         busy.begin(&v, Some(&b), Some(&b));
+        assert_eq!(busy.count(&v), 2);
         busy.end(&v, Some(&a));
+        assert_eq!(busy.count(&v), 1);
         assert!(!busy.excludes(&v, Some(&a)) && busy.excludes(&v, Some(&b)) && busy.excludes(&v, None));
         assert_eq!((busy.holding(&a).count(), busy.holding(&b).count()), (0, 1));
     }

@@ -17,11 +17,13 @@ use crate::desired_state::DesiredState;
 use crate::metrics::OperationMetrics;
 use crate::pod_facts::PodFacts;
 use crate::ports::{ClaimWriter, ClusterReader, Drivers, VolumeVerbs};
-use crate::reconciler::{Attacher, NodeVolumes, Populating};
+use crate::reconciler::{Attacher, NodeVolumes, PODS_AT_ONCE, Populating};
 use crate::selinux::SeLinuxMount;
 
-/// Operations of one driver at a time: one that hangs uses up its own.
+/// Operations of one driver at a time: one that hangs uses up its own. One volume takes a part of them at most
+/// ([`PODS_AT_ONCE`]).
 const PLACES: usize = 16;
+const _: () = assert!(PODS_AT_ONCE * 4 <= PLACES, "one volume takes the places of all others");
 
 /// Whom the volume manager asks and tells.
 #[derive(Clone)]

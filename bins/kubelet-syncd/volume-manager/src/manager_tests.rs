@@ -716,7 +716,7 @@ async fn what_is_uncertain_is_taken_back_with_its_pod() {
 
 /// Upstream UnmountVolume: each pod's call has its own time, and one that hangs holds up no other.
 #[tokio::test(start_paused = true)]
-async fn a_volume_is_taken_back_from_all_of_its_pods_at_a_time() {
+async fn a_volume_is_taken_back_from_several_pods_at_a_time() {
     let outside = Outside::new();
     let manager = outside.manager();
     let pods = ["a", "b", "c"];

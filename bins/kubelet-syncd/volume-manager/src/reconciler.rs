@@ -1,5 +1,5 @@
 //! What is done next (upstream `pkg/kubelet/volumemanager/reconciler`). Pure: both states in, actions out. A volume is taken back from
-//! several pods at a time; every other operation on it runs alone.
+//! up to [`PODS_AT_ONCE`] pods at a time; every other operation on it runs alone.
 
 use std::collections::BTreeSet;
 
@@ -13,6 +13,10 @@ use crate::busy::Busy;
 use crate::desired_state::{DesiredState, DesiredVolume};
 use crate::metrics::Operation;
 use crate::spec::UniqueName;
+
+/// From how many pods one volume is taken back at a time: a share that does not answer, and from which many pods have ended, leaves its
+/// driver places for other volumes ([`Context::place`](crate::context::Context::place)).
+pub const PODS_AT_ONCE: usize = 4;
 
 /// What the Node's status lists, as the watch of it shows it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -234,7 +238,7 @@ pub struct Look<'a> {
 
 /// What is to be begun now, no two actions of which exclude each other, and when to look again where nothing happens meanwhile.
 pub fn plan(look: &Look<'_>) -> (Vec<Action>, Option<Instant>) {
-    let mut plan = Plan { look, actions: Vec::new(), taken: look.busy.clone(), again: None };
+    let mut plan = Plan { look, due: Vec::new(), again: None };
     if !look.known {
         return (Vec::new(), None);
     }
@@ -245,30 +249,49 @@ pub fn plan(look: &Look<'_>) -> (Vec<Action>, Option<Instant>) {
     if look.may_unmount {
         plan.unstage();
     }
-    (plan.actions, plan.again)
+    (begin(look.busy, plan.due), plan.again)
+}
+
+/// Of those that are due, with the ends of their waits, what nothing excludes. Those of one volume have their turns in order of the time
+/// since which they could begin, those that have not failed first: calls that hang again and again, of pods of which there are more
+/// than may be taken back from at a time, keep neither other pods nor a mount from their turn.
+fn begin(busy: &Busy, mut due: Vec<(Option<Instant>, Action)>) -> Vec<Action> {
+    let (mut taken, mut actions) = (busy.clone(), Vec::new());
+    let mut waiting: BTreeSet<UniqueName> = BTreeSet::new();
+    due.sort_by_key(|(since, _)| *since);
+    for (_, action) in due {
+        let (volume, scope) = (action.key().0, action.scope());
+        if waiting.contains(volume) {
+            continue;
+        }
+        if taken.excludes(volume, scope) || taken.count(volume) >= PODS_AT_ONCE {
+            waiting.insert(volume.clone());
+            continue;
+        }
+        taken.begin(volume, scope, None);
+        actions.push(action);
+    }
+    actions
 }
 
 struct Plan<'a> {
     look: &'a Look<'a>,
-    actions: Vec<Action>,
-    /// What runs, and what is to be begun.
-    taken: Busy,
+    /// What is to be done, with the end of its wait where it has failed before.
+    due: Vec<(Option<Instant>, Action)>,
     again: Option<Instant>,
 }
 
 impl Plan<'_> {
-    /// Nothing that runs excludes it, and its wait is over.
+    /// Once its wait is over, and unless one like it runs.
     fn begin(&mut self, volume: &UniqueName, pod: Option<&PodUid>, action: Action) {
-        if self.taken.excludes(volume, action.scope()) {
+        if self.look.busy.runs(volume, action.scope()) {
             return;
         }
         let (key, kind) = ((volume.clone(), pod.cloned()), action.kind());
-        if let Some(until) = self.look.back_offs.until(&key, kind, self.look.now) {
-            self.again = Some(self.again.map_or(until, |again| again.min(until)));
-            return;
+        match self.look.back_offs.until(&key, kind, self.look.now) {
+            Some(until) => self.again = Some(self.again.map_or(until, |again| again.min(until))),
+            None => self.due.push((self.look.back_offs.waited_until(&key, kind), action)),
         }
-        self.taken.begin(volume, action.scope(), None);
-        self.actions.push(action);
     }
 
     fn unmount(&mut self) {

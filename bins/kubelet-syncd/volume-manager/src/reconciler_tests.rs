@@ -194,7 +194,7 @@ fn one_operation_at_a_time_for_each_volume() {
 
 /// Upstream UnmountVolume: one pod's driver call that hangs holds up neither the others' nor what is done after them.
 #[test]
-fn a_volume_is_taken_back_from_all_of_its_pods_at_a_time() {
+fn a_volume_is_taken_back_from_several_pods_at_a_time() {
     let mut world = World::new();
     let pods = ["a", "b", "c"].map(|pod| (pod, Presence::Yes));
     world.actual.volumes.insert(unique("v"), found(Presence::Yes, &pods));
@@ -214,6 +214,58 @@ fn a_volume_is_taken_back_from_all_of_its_pods_at_a_time() {
     world.busy.begin(&unique("v"), None, Some(&uid("d")));
     world.now += Duration::from_millis(500);
     assert_eq!(world.actions(), [], "a mount is alone");
+}
+
+/// However many pods of a silent volume end, others of the same driver are taken back and mounted; and each has its turn.
+#[test]
+fn one_volume_is_taken_back_from_some_pods_at_a_time() {
+    let names: Vec<String> = (0..20).map(|n| format!("p{n:02}")).collect();
+    let pods: Vec<(&str, Presence)> = names.iter().map(|name| (name.as_str(), Presence::Yes)).collect();
+    let begun = |range: std::ops::Range<usize>| -> Vec<Action> {
+        names[range].iter().map(|pod| unmount("silent", pod)).collect()
+    };
+    // Unmounts that run already and such that have failed: what is begun.
+    let table = [
+        (0..0, 0..0, begun(0..4)),
+        (0..1, 0..0, begun(1..4)),
+        (0..4, 0..0, Vec::new()),
+        (2..4, 0..2, begun(4..6)),
+        (0..0, 0..18, begun(18..20)),
+    ];
+    for (running, failed, expected) in table {
+        let mut world = World::new();
+        world.actual.volumes.insert(unique("silent"), found(Presence::Yes, &pods));
+        world.actual.volumes.insert(unique("well"), found(Presence::Yes, &pods[..1]));
+        world.ended.extend(names.iter().map(|name| uid(name)));
+        for pod in &names[running.clone()] {
+            world.busy.begin(&unique("silent"), Some(&uid(pod)), Some(&uid(pod)));
+        }
+        for pod in &names[failed.clone()] {
+            world.back_offs.failed((unique("silent"), Some(uid(pod))), Kind::Unmount, world.now);
+        }
+        let all: Vec<Action> = expected.into_iter().chain([unmount("well", "p00")]).collect();
+        assert_eq!(world.actions(), all, "{running:?} run, {failed:?} have failed");
+    }
+    // All have failed, the last ones first: they are first again, but for who has not been tried, and for the mount.
+    let mut world = World::new();
+    world.actual.volumes.insert(unique("silent"), found(Presence::Yes, &pods));
+    world.ended.extend(names.iter().map(|name| uid(name)));
+    for pod in names[1..].iter().rev() {
+        world.back_offs.failed((unique("silent"), Some(uid(pod))), Kind::Unmount, world.now);
+        world.now += Duration::from_secs(1);
+    }
+    let of = |pods: &[usize]| -> Vec<Action> { pods.iter().map(|n| unmount("silent", &names[*n])).collect() };
+    assert_eq!(world.actions(), of(&[0, 19, 18, 17]));
+    world.want("new", "silent", false);
+    assert_eq!(world.actions(), of(&[0]));
+    world.busy.begin(&unique("silent"), Some(&uid("p00")), Some(&uid("p00")));
+    assert_eq!(world.actions(), []);
+    world.busy.end(&unique("silent"), Some(&uid("p00")));
+    world.back_offs.failed((unique("silent"), Some(uid("p00"))), Kind::Unmount, world.now);
+    assert_eq!(world.actions(), [mount("silent", "new")]);
+    world.back_offs.failed((unique("silent"), Some(uid("new"))), Kind::Mount, world.now);
+    world.now += Duration::from_secs(1);
+    assert_eq!(world.actions(), of(&[19, 18, 17, 16]));
 }
 
 #[test]
