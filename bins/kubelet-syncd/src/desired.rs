@@ -32,6 +32,15 @@ pub fn full_name(pod: &Pod) -> String {
     format!("{}_{}", text(&pod.metadata.name), text(&pod.metadata.namespace))
 }
 
+/// `<namespace>/<name>`, as upstream's log names a pod (klog's KObj).
+pub fn object_ref(pod: &Pod) -> String {
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    match pod.metadata.namespace.as_deref() {
+        None | Some("") => name.to_owned(),
+        Some(namespace) => format!("{namespace}/{name}"),
+    }
+}
+
 /// What the pod workers need to know of it.
 pub fn facts(pod: &Pod) -> PodFacts {
     let seconds = |value: Option<i64>| value.and_then(|s| u64::try_from(s).ok());
@@ -111,6 +120,13 @@ pub fn oldest_first(pods: &mut [Arc<Pod>]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pod_is_named_as_in_upstreams_log() {
+        let pod = |metadata| serde_json::from_value(serde_json::json!({ "metadata": metadata })).unwrap();
+        assert_eq!(object_ref(&pod(serde_json::json!({"namespace": "kube-system", "name": "a"}))), "kube-system/a");
+        assert_eq!(object_ref(&pod(serde_json::json!({"name": "a"}))), "a", "klog has no slash without a namespace");
+    }
 
     #[test]
     fn only_conditions_that_readiness_waits_for_matter() {

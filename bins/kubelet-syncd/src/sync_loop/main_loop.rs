@@ -198,6 +198,7 @@ impl SyncLoop {
 
     fn on_update(&mut self, update: PodUpdate) {
         let now = Instant::now();
+        log_update(&update);
         let source = update.source;
         let mut pods = update.pods;
         if update.op == PodOp::Add {
@@ -379,7 +380,12 @@ impl SyncLoop {
     fn on_pleg(&mut self, event: PodLifecycleEvent) {
         let now = Instant::now();
         let uid = event.uid;
-        match self.desired.get(&uid).map(|d| d.pod.clone()) {
+        let pod = self.desired.get(&uid).map(|d| d.pod.clone());
+        if let Some(pod) = pod.as_ref().filter(|_| event.kind != PodLifecycleEventKind::ContainerRemoved) {
+            let (kind, id) = (event.kind, &*event.id);
+            tracing::debug!(pod = desired::object_ref(pod), event = ?kind, id, "SyncLoop (PLEG): event for pod");
+        }
+        match pod {
             Some(pod) if self.admission_queue.is_pending(&uid) => {
                 self.ends_unjudged(&uid, &pod, now);
             }
@@ -665,6 +671,12 @@ impl SyncLoop {
         view::count_workers(metrics, self.workers.snapshot(|uid| self.desired.get(uid).is_some()));
         view::count_runtime(metrics, &self.node.cache.snapshot());
     }
+}
+
+/// Nothing is made of its fields where nobody logs that much.
+fn log_update(update: &PodUpdate) {
+    let pods = || update.pods.iter().map(|pod| desired::object_ref(pod)).collect::<Vec<_>>();
+    tracing::debug!(source = %update.source, pods = ?pods(), "SyncLoop {}", update.op.as_str());
 }
 
 /// The next change of something that pods name; never, when nobody tells any more.

@@ -298,6 +298,7 @@ impl Table {
         self.news.counts |= before != after || !is_same;
         if is_same && before.map(|(result, ..)| result) != after.map(|(result, ..)| result) {
             self.news.unsaved.insert(slot.uid.clone());
+            log_result(slot);
         }
         match tick {
             Tick::Probe if !(seen.ip.is_empty() && slot.spec.action.needs_ip()) => {
@@ -352,6 +353,7 @@ impl Table {
             self.news.counts |= before != after;
             if before.map(|(result, ..)| result) != after.map(|(result, ..)| result) {
                 self.news.unsaved.insert(slot.uid.clone());
+                log_result(slot);
             }
         }
         if std::mem::take(&mut slot.hurried) {
@@ -426,6 +428,30 @@ type Stamp = (Option<ProbeResult>, Option<ProbeOutcome>, u32, bool);
 
 fn stamp(worker: &Worker) -> Option<Stamp> {
     worker.memory().map(|memory| (memory.result, memory.last, memory.run, memory.on_hold))
+}
+
+/// Upstream's words for what a probe has come to (`kubelet.go`, syncLoopIteration). None: it is not told there.
+fn status_word(kind: ProbeKind, result: ProbeResult) -> Option<&'static str> {
+    match (kind, result) {
+        (ProbeKind::Readiness, ProbeResult::Success) => Some("ready"),
+        (ProbeKind::Readiness, _) => Some("not ready"),
+        (ProbeKind::Startup, ProbeResult::Success) => Some("started"),
+        (ProbeKind::Startup, _) | (ProbeKind::Liveness, ProbeResult::Failure) => Some("unhealthy"),
+        (ProbeKind::Liveness, _) => None,
+    }
+}
+
+/// The worker has another result than before.
+fn log_result(slot: &Slot) {
+    let kind = slot.worker.kind();
+    let Some(status) = slot.worker.published().and_then(|(_, result)| status_word(kind, result)) else { return };
+    let PodIdentity { namespace, name, .. } = &slot.identity;
+    tracing::debug!(
+        probe = kind.as_str().to_lowercase(),
+        status,
+        pod = format!("{namespace}/{name}"),
+        "SyncLoop (probe)"
+    );
 }
 
 fn has_probes(pod: &Pod) -> bool {

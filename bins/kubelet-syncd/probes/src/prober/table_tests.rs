@@ -264,3 +264,12 @@ fn the_first_beats_of_a_new_process_are_spread() {
     world.table.observe(&uid(), &pod, &status("Running", &[running("c", "a", true)], &[]), world.start);
     assert_eq!(world.table.next(), Some(world.start + SECOND * 3 / 2));
 }
+
+#[test]
+fn what_a_probe_has_come_to_is_said_in_upstreams_words() {
+    use ProbeResult::{Failure, Success, Unknown};
+    let of = |kind| [Success, Failure, Unknown].map(|result| status_word(kind, result));
+    assert_eq!(of(ProbeKind::Liveness), [None, Some("unhealthy"), None]);
+    assert_eq!(of(ProbeKind::Readiness), [Some("ready"), Some("not ready"), Some("not ready")]);
+    assert_eq!(of(ProbeKind::Startup), [Some("started"), Some("unhealthy"), Some("unhealthy")]);
+}

@@ -35,6 +35,20 @@ pub enum PodOp {
     Again,
 }
 
+impl PodOp {
+    /// As upstream's log calls it; for [`PodOp::Again`] there would be a REMOVE and an ADD.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            PodOp::Remove => "REMOVE",
+            PodOp::Add => "ADD",
+            PodOp::Update => "UPDATE",
+            PodOp::Delete => "DELETE",
+            PodOp::Reconcile => "RECONCILE",
+            PodOp::Again => "AGAIN",
+        }
+    }
+}
+
 /// One change, for all its pods.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PodUpdate {

@@ -250,3 +250,9 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn changes_are_called_as_in_upstreams_log() {
+    let all = [PodOp::Add, PodOp::Update, PodOp::Remove, PodOp::Delete, PodOp::Reconcile];
+    assert_eq!(all.map(PodOp::as_str), ["ADD", "UPDATE", "REMOVE", "DELETE", "RECONCILE"]);
+}
