@@ -165,7 +165,7 @@ pub async fn keep_addresses(
         }
         // That there is no route at this moment takes no address away from pods that run.
         if !ips.is_empty() && facts.set_host_ips(ips.clone()) {
-            tracing::info!(addresses = ?ips, "addresses of the node");
+            tracing::info!(addresses = ?ips, "Node addresses changed");
         }
         let again = if ips.is_empty() { ASK_SOON } else { ASK_AGAIN };
         if !asks && !followed {
@@ -191,7 +191,7 @@ pub async fn keep_pod_cidrs(configured: String, mut seen: watch::Receiver<NodeSe
             let config = Some(v1::RuntimeConfig { network_config });
             match cri.update_runtime_config(v1::UpdateRuntimeConfigRequest { runtime_config: config }).await {
                 Ok(_) => {
-                    tracing::info!(from = told, to = wanted, "ranges of pod addresses");
+                    tracing::info!(originalPodCIDR = told, newPodCIDR = wanted, "Updating Pod CIDR");
                     told.clone_from(&wanted);
                 }
                 Err(error) => tracing::warn!(%error, "failed to update pod CIDR"),

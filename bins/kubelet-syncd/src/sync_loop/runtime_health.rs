@@ -192,7 +192,7 @@ async fn ask_version(client: &CriClient, known: &watch::Sender<Option<v1::Versio
             return false;
         }
         let (name, version, api) = (&now.runtime_name, &now.runtime_version, &now.runtime_api_version);
-        tracing::info!(name, version, api, "container runtime answers");
+        tracing::info!(containerRuntime = name, version, apiVersion = api, "Container runtime initialized");
         *known = Some(now);
         true
     });
@@ -204,11 +204,19 @@ fn publish(health: &watch::Sender<RuntimeHealth>, now: RuntimeHealth) {
         if *old == now {
             return false;
         }
-        if old.ready != now.ready || !old.known {
-            tracing::info!(ready = now.ready, reason = now.reason, "container runtime");
+        match now.ready {
+            true if !old.ready => tracing::info!("Container runtime is ready"),
+            false if old.ready || !old.known => {
+                tracing::info!(runtimeReady = now.reason, "Container runtime not ready");
+            }
+            _ => {}
         }
-        if old.network_ready != now.network_ready || !old.known {
-            tracing::info!(ready = now.network_ready, reason = now.network_reason, "container runtime's network");
+        match now.network_ready {
+            true if !old.network_ready => tracing::info!("Container runtime network is ready"),
+            false if old.network_ready || !old.known => {
+                tracing::info!(networkReady = now.network_reason, "Container runtime network not ready");
+            }
+            _ => {}
         }
         *old = now;
         true

@@ -32,7 +32,7 @@ pub async fn follow<Q: Question>(mut question: Q, answer: watch::Sender<String>)
                 answer.send_if_modified(|known| {
                     let changed = *known != now;
                     if changed {
-                        tracing::info!(answer = now, "{what}");
+                        tracing::info!(answer = now, "Container runtime names the {what}");
                         *known = now;
                     }
                     changed
@@ -42,7 +42,7 @@ pub async fn follow<Q: Question>(mut question: Q, answer: watch::Sender<String>)
             }
             Ok(None) => unanswered.pause(),
             Err(error) => {
-                tracing::debug!(%error, "{what} is not known yet");
+                tracing::debug!(%error, "the {what} is not known yet");
                 RETRY
             }
         };
