@@ -94,6 +94,11 @@ impl DesiredPods {
         self.pods.get(uid)
     }
 
+    /// The pod as everybody here sees it.
+    pub fn pod(&self, uid: &PodUid) -> Option<Arc<Pod>> {
+        self.pods.get(uid).map(|desired| desired.pod.clone())
+    }
+
     pub fn uids(&self) -> HashSet<PodUid> {
         self.pods.keys().cloned().collect()
     }

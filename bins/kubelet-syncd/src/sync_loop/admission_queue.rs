@@ -286,7 +286,7 @@ impl SyncLoop {
             }
         }
         let now = Instant::now();
-        let Some(pod) = self.desired.get(&uid).map(|d| d.pod.clone()) else {
+        let Some(pod) = self.desired.pod(&uid) else {
             self.admission_queue.forget(&uid);
             return self.take_back(&uid);
         };
@@ -306,7 +306,7 @@ impl SyncLoop {
         let pending = self.admission_queue.pending.iter().filter(|(_, why)| matches!(why, Pending::Return));
         let waiting: Vec<PodUid> = pending.map(|(uid, _)| uid.clone()).collect();
         for uid in waiting {
-            match self.desired.get(&uid).map(|d| d.pod.clone()) {
+            match self.desired.pod(&uid) {
                 Some(pod) => self.decide_admission(&uid, &pod, Instant::now()),
                 None => drop(self.admission_queue.forget(&uid)),
             }
@@ -337,7 +337,7 @@ impl SyncLoop {
     /// The pod is admitted and gets its pod worker.
     fn start_pod_worker(&mut self, uid: &PodUid, now: Instant) {
         self.admission_queue.pending.remove(uid);
-        let Some(pod) = self.desired.get(uid).map(|d| d.pod.clone()) else { return };
+        let Some(pod) = self.desired.pod(uid) else { return };
         self.node.allocations.allocate(uid, &pod);
         self.node.objects.register_pod(&pod);
         self.update_worker(uid, pod, UpdateType::Create, now);
@@ -435,7 +435,7 @@ impl SyncLoop {
     pub(super) fn reject_pending(&mut self, rejection: &Rejection, now: Instant) {
         let pending: Vec<PodUid> = self.admission_queue.pending.keys().cloned().collect();
         for uid in pending {
-            match self.desired.get(&uid).map(|d| d.pod.clone()) {
+            match self.desired.pod(&uid) {
                 Some(pod) => self.reject(&uid, &pod, rejection, now),
                 None => drop(self.admission_queue.forget(&uid)),
             }
@@ -454,7 +454,7 @@ impl SyncLoop {
     pub(super) fn kill_victims(&mut self, victims: &[PodUid], resource: &str, now: Instant) -> Duration {
         let mut wait = grace_period::kill(0);
         for victim in victims {
-            let Some(pod) = self.desired.get(victim).map(|d| d.pod.clone()) else { continue };
+            let Some(pod) = self.desired.pod(victim) else { continue };
             if let Ok(identity) = PodIdentity::of(&pod) {
                 let event = PodEvent::pod(&identity, EventType::Warning, preemption::REASON, preemption::MESSAGE);
                 self.node.reporter.emit(event);
@@ -510,13 +510,13 @@ impl SyncLoop {
                 self.exceeded_grace_period(&victim);
             }
             // As upstream: once its victims have been killed, a critical pod is admitted, whether or not they have ended.
-            if let Some(pod) = self.desired.get(&uid).map(|d| d.pod.clone()) {
+            if let Some(pod) = self.desired.pod(&uid) {
                 self.complete_admission(&uid, &pod, now);
             }
         }
         // Checked once more, and not simply rejected: while nobody has seen the labels, the wait goes on.
         for uid in asked {
-            match self.desired.get(&uid).map(|d| d.pod.clone()) {
+            match self.desired.pod(&uid) {
                 Some(pod) => self.decide_admission(&uid, &pod, now),
                 None => drop(self.admission_queue.forget(&uid)),
             }
@@ -539,7 +539,7 @@ impl SyncLoop {
         let by_labels = self.admission_queue.pending.iter().filter(|(_, w)| matches!(w, Pending::Labels { .. }));
         let waiting: Vec<PodUid> = by_labels.map(|(uid, _)| uid.clone()).collect();
         for uid in waiting {
-            if let Some(pod) = self.desired.get(&uid).map(|d| d.pod.clone()) {
+            if let Some(pod) = self.desired.pod(&uid) {
                 self.decide_admission(&uid, &pod, now);
             }
         }

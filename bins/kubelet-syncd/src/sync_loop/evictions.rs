@@ -141,7 +141,7 @@ impl SyncLoop {
         let now = Moment::now(&self.node.config.boot_id);
         let Ok(uid) = PodUid::parse(&request.uid) else { return Ok(EvictionOutcome::RefusedUnknown) };
         let eviction = Eviction::of(request, &now)?;
-        let pod = self.desired.get(&uid).map(|d| d.pod.clone());
+        let pod = self.desired.pod(&uid);
         let facts = PodFacts {
             known: pod.is_some(),
             critical: pod.as_ref().is_some_and(|pod| is_critical(pod)),

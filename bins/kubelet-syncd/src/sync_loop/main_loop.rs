@@ -30,9 +30,10 @@ use super::work::{self, Done};
 use super::{node_cgroups, view};
 use crate::admission::Settings;
 use crate::desired::{self, Desired, DesiredPods};
-use crate::pod_workers::{Action, Lifecycle, PodView, UpdateType, WorkKind, WorkQueue, Workers, requeue};
+use crate::pod_workers::{Action, Lifecycle, PodView, Retry, UpdateType, Work, WorkKind, WorkQueue, Workers, requeue};
 use crate::sources::{PodOp, PodUpdate, Sources};
 use kubelet_model::node_facts::NodeFacts;
+use kubelet_model::pod::model::RuntimePod;
 use kubelet_model::pod::source::SourceKind;
 use kubelet_pleg::{PodLifecycleEvent, PodLifecycleEventKind};
 use kubelet_runtime::stages;
@@ -82,8 +83,9 @@ pub struct SyncLoop {
     pub(super) desired: DesiredPods,
     pub(super) queue: WorkQueue,
     tasks: HashMap<PodUid, CancellationToken>,
-    /// At most one message for each pod is under way.
-    done: (mpsc::UnboundedSender<Done>, mpsc::UnboundedReceiver<Done>),
+    /// Work that has ended: at most one message for each pod is under way.
+    done: mpsc::UnboundedReceiver<Done>,
+    done_sender: mpsc::UnboundedSender<Done>,
     pub(super) housekeeping: Housekeeping,
     began: Instant,
     qos: QosTimes,
@@ -96,6 +98,7 @@ impl SyncLoop {
     pub fn new(parts: SyncLoopParts) -> Self {
         let now = Instant::now();
         let SyncLoopParts { node, sources, updates, pleg_events, evictions, shutdowns, stop } = parts;
+        let (done_sender, done) = mpsc::unbounded_channel();
         SyncLoop {
             health: node.health.clone(),
             peer: node.volnetd.link().watch(),
@@ -118,7 +121,8 @@ impl SyncLoop {
             desired: DesiredPods::default(),
             queue: WorkQueue::default(),
             tasks: HashMap::new(),
-            done: mpsc::unbounded_channel(),
+            done,
+            done_sender,
             housekeeping: Housekeeping::new(now),
             began: now,
             qos: QosTimes::new(now),
@@ -154,7 +158,7 @@ impl SyncLoop {
                 biased;
                 () = self.stop.cancelled() => break,
                 () = asked(self.heartbeat.as_ref()) => {}
-                Some(done) = self.done.1.recv() => self.on_done(done),
+                Some(done) = self.done.recv() => self.on_done(done),
                 event = self.pleg_events.recv() => match event {
                     Some(event) => self.on_pleg(event),
                     None => break,
@@ -234,7 +238,7 @@ impl SyncLoop {
         self.set_desired(uid, &pod, source, now);
         self.node.allocations.take_up(uid, &pod);
         // From here on it is the pod with what it was granted.
-        if let Some(pod) = self.desired.get(uid).map(|d| d.pod.clone()) {
+        if let Some(pod) = self.desired.pod(uid) {
             self.admit(uid, &pod, now);
         }
     }
@@ -249,7 +253,7 @@ impl SyncLoop {
             None => self.node.allocations.take_up(uid, &pod),
         }
         // From here on it is the pod with what it was granted.
-        let Some(pod) = self.desired.get(uid).map(|d| d.pod.clone()) else { return };
+        let Some(pod) = self.desired.pod(uid) else { return };
         if self.admission_queue.is_not_admitted(uid) {
             return self.update_not_admitted(uid, &pod, now);
         }
@@ -274,7 +278,7 @@ impl SyncLoop {
     /// Only the status differs from what was known. Ours is told anew by whoever writes it; here it matters when somebody
     /// else's condition is one that the pod's readiness waits for.
     fn reconcile(&mut self, uid: PodUid, pod: Arc<Pod>, source: SourceKind, now: Instant) {
-        let Some(before) = self.desired.get(&uid).map(|d| d.pod.clone()) else { return };
+        let Some(before) = self.desired.pod(&uid) else { return };
         let asked = pod;
         let pod = self.node.allocations.granted(&uid, &asked);
         self.desired.insert(uid.clone(), Desired { pod: pod.clone(), asked, source });
@@ -328,7 +332,7 @@ impl SyncLoop {
             }
         };
         for uid in changed {
-            if let Some(pod) = self.desired.get(&uid).map(|d| d.pod.clone()) {
+            if let Some(pod) = self.desired.pod(&uid) {
                 self.update_worker(&uid, pod, UpdateType::Sync, now);
             }
         }
@@ -380,7 +384,7 @@ impl SyncLoop {
     fn on_pleg(&mut self, event: PodLifecycleEvent) {
         let now = Instant::now();
         let uid = event.uid;
-        let pod = self.desired.get(&uid).map(|d| d.pod.clone());
+        let pod = self.desired.pod(&uid);
         if let Some(pod) = pod.as_ref().filter(|_| event.kind != PodLifecycleEventKind::ContainerRemoved) {
             let (kind, id) = (event.kind, &*event.id);
             tracing::debug!(pod = desired::object_ref(pod), event = ?kind, id, "SyncLoop (PLEG): event for pod");
@@ -391,26 +395,7 @@ impl SyncLoop {
             }
             Some(_) if self.admission_queue.is_not_admitted(&uid) => {}
             Some(pod) => {
-                // What callers see is right at once, also while the pod's own work goes on.
-                let runtime = self.node.cache.get(&uid);
-                if self.workers.lifecycle(&uid).is_some_and(|at| at >= Lifecycle::Terminating) {
-                    // As upstream: between the beginning of the end and the end nothing new is said of its status, and after that
-                    // nothing at all; that the runtime has less and less of it is no news.
-                    view::seen(&self.node, &uid, &runtime);
-                } else if self.node.termination_messages.is_missing(&runtime) {
-                    let (node, uid, pod) = (self.node.clone(), uid.clone(), pod.clone());
-                    let incarnation = node.pods.incarnation(&uid);
-                    tokio::spawn(async move {
-                        node.termination_messages.learn(&uid, &runtime).await;
-                        // Meanwhile the pod may have been forgotten, and its uid come back as another one; or its end has begun,
-                        // and perhaps been told.
-                        if node.pods.incarnation(&uid) == incarnation && view::lives(&node, &uid) {
-                            view::refresh(&node, &uid, &pod, Stage::Alive);
-                        }
-                    });
-                } else {
-                    view::refresh(&self.node, &uid, &pod, Stage::Alive);
-                }
+                self.show_seen(&uid, &pod);
                 if event.kind != PodLifecycleEventKind::ContainerRemoved {
                     self.update_worker(&uid, pod, UpdateType::Sync, now);
                 }
@@ -425,22 +410,55 @@ impl SyncLoop {
             self.node.container_manager.started();
         }
         if event.kind == PodLifecycleEventKind::ContainerDied && !self.admission_queue.is_pending(&uid) {
-            let node = self.node.clone();
-            // All of a pod that a worker ends goes at once when it has ended.
-            let everything = self.workers.lifecycle(&uid).is_none()
-                && is_removable(&self.workers, &self.desired, &self.sources, &uid);
-            if self.node.volnetd.authority().sources_ready() {
-                tokio::spawn(async move { container_gc::collect_died(&node, &uid, &event.id, everything).await });
-            }
+            self.collect_died(uid, event.id);
         }
         self.count_soon();
+    }
+
+    /// What callers see of a pod is right at once, also while the pod's own work goes on.
+    fn show_seen(&self, uid: &PodUid, pod: &Arc<Pod>) {
+        let runtime = self.node.cache.get(uid);
+        if self.workers.lifecycle(uid).is_some_and(|at| at >= Lifecycle::Terminating) {
+            // As upstream: between the beginning of the end and the end nothing new is said of its status, and after that nothing at
+            // all; that the runtime has less and less of it is no news.
+            view::seen(&self.node, uid, &runtime);
+        } else if self.node.termination_messages.is_missing(&runtime) {
+            self.read_termination_messages(uid.clone(), pod.clone(), runtime);
+        } else {
+            view::refresh(&self.node, uid, pod, Stage::Alive);
+        }
+    }
+
+    /// A pod's status is shown when it is read what its containers have said at their end.
+    fn read_termination_messages(&self, uid: PodUid, pod: Arc<Pod>, runtime: Arc<RuntimePod>) {
+        let node = self.node.clone();
+        let incarnation = node.pods.incarnation(&uid);
+        tokio::spawn(async move {
+            node.termination_messages.learn(&uid, &runtime).await;
+            // Meanwhile the pod may have been forgotten, and its uid come back as another one; or its end has begun, and perhaps been
+            // told.
+            if node.pods.incarnation(&uid) == incarnation && view::lives(&node, &uid) {
+                view::refresh(&node, &uid, &pod, Stage::Alive);
+            }
+        });
+    }
+
+    /// A container has died: surplus dead ones of it go.
+    fn collect_died(&self, uid: PodUid, died: Box<str>) {
+        // All of a pod that a worker ends goes at once when it has ended.
+        let everything =
+            self.workers.lifecycle(&uid).is_none() && is_removable(&self.workers, &self.desired, &self.sources, &uid);
+        if self.node.volnetd.authority().sources_ready() {
+            let node = self.node.clone();
+            tokio::spawn(async move { container_gc::collect_died(&node, &uid, &died, everything).await });
+        }
     }
 
     /// Results of probes have changed.
     fn on_probes(&mut self) {
         let now = Instant::now();
         for uid in self.node.prober.take_changed() {
-            let Some(pod) = self.desired.get(&uid).map(|d| d.pod.clone()) else { continue };
+            let Some(pod) = self.desired.pod(&uid) else { continue };
             match self.workers.lifecycle(&uid) {
                 Some(Lifecycle::Sync) if !self.admission_queue.is_not_admitted(&uid) => {
                     self.show_anew(&uid, &pod);
@@ -456,7 +474,7 @@ impl SyncLoop {
     fn on_resource_news(&mut self) {
         let now = Instant::now();
         for uid in self.node.container_manager.news().take() {
-            let Some(pod) = self.desired.get(&uid).map(|d| d.pod.clone()) else { continue };
+            let Some(pod) = self.desired.pod(&uid) else { continue };
             // It has no pod worker, and is not to get one by this.
             if self.admission_queue.is_not_admitted(&uid) {
                 continue;
@@ -496,56 +514,66 @@ impl SyncLoop {
         self.qos.soon(now);
     }
 
+    /// Does what the pod workers have decided, in order.
     pub(super) fn apply(&mut self, actions: Vec<Action<Arc<Pod>>>, now: Instant) {
         for action in actions {
             match action {
-                Action::Run { uid, work } => {
-                    self.queue.remove(&uid);
-                    let cancel = self.stop.child_token();
-                    self.tasks.insert(uid.clone(), cancel.clone());
-                    if work.last_sync.is_none() {
-                        let waited = now.duration_since(work.since).as_secs_f64();
-                        self.node.metrics.worker_start.observe(waited);
-                        if work.kind == WorkKind::Sync && self.node.pods.is_starting(&uid) {
-                            let queue = stages::Stage::Queue.name();
-                            self.node.metrics.start_stages.with_label_values(&[queue]).observe(waited);
-                        }
-                    }
-                    let (node, done) = (self.node.clone(), self.done.0.clone());
-                    let stays = work.kind == WorkKind::Terminated && self.stays(&uid);
-                    if stays {
-                        self.housekeeping.keep(uid.clone());
-                    }
-                    tokio::spawn(async move {
-                        let end = work::run(node, uid, *work, stays, cancel).await;
-                        // The loop is gone only when the process is.
-                        let _ = done.send(end);
-                    });
-                }
+                Action::Run { uid, work } => self.run_work(uid, *work, now),
                 Action::Cancel { uid } => {
                     if let Some(cancel) = self.tasks.get(&uid) {
                         cancel.cancel();
                     }
                 }
-                Action::Requeue { uid, retry } => {
-                    let frequency = self.node.config.sync_frequency();
-                    let at = requeue::next_look(retry, now, frequency, random_fraction(), self.began);
-                    let renew = self.node.pods.tokens_renew(&uid);
-                    let renewal = renew.map(|renew| now + requeue::until_renewal(renew, jiff::Timestamp::now()));
-                    let at = [self.deadline(&uid, now), renewal].into_iter().flatten().fold(at, Instant::min);
-                    self.queue.set(&uid, at);
-                }
-                Action::Finished { uid } => {
-                    tracing::debug!(pod_uid = %uid, "nothing is left to do for the pod");
-                    self.node.objects.unregister_pod(&uid);
-                    self.queue.remove(&uid);
-                    self.housekeeping.run_at_once();
-                    self.housekeeping.look_for_logs();
-                    if !self.housekeeping.is_kept(&uid) || !self.stays(&uid) {
-                        self.collect_ended(uid);
-                    }
-                }
+                Action::Requeue { uid, retry } => self.requeue(uid, retry, now),
+                Action::Finished { uid } => self.finish(uid),
             }
+        }
+    }
+
+    /// Begins a task, whose end comes back as a message.
+    fn run_work(&mut self, uid: PodUid, work: Work<Arc<Pod>>, now: Instant) {
+        self.queue.remove(&uid);
+        let cancel = self.stop.child_token();
+        self.tasks.insert(uid.clone(), cancel.clone());
+        if work.last_sync.is_none() {
+            let waited = now.duration_since(work.since).as_secs_f64();
+            self.node.metrics.worker_start.observe(waited);
+            if work.kind == WorkKind::Sync && self.node.pods.is_starting(&uid) {
+                let queue = stages::Stage::Queue.name();
+                self.node.metrics.start_stages.with_label_values(&[queue]).observe(waited);
+            }
+        }
+        let stays = work.kind == WorkKind::Terminated && self.stays(&uid);
+        if stays {
+            self.housekeeping.keep(uid.clone());
+        }
+        let (node, done) = (self.node.clone(), self.done_sender.clone());
+        tokio::spawn(async move {
+            let end = work::run(node, uid, work, stays, cancel).await;
+            // The loop is gone only when the process is.
+            let _ = done.send(end);
+        });
+    }
+
+    /// The pod is looked at again when its work asks for it, when its deadline passes, or when one of its tokens is to be renewed.
+    fn requeue(&mut self, uid: PodUid, retry: Retry, now: Instant) {
+        let frequency = self.node.config.sync_frequency();
+        let at = requeue::next_look(retry, now, frequency, random_fraction(), self.began);
+        let renew = self.node.pods.tokens_renew(&uid);
+        let renewal = renew.map(|renew| now + requeue::until_renewal(renew, jiff::Timestamp::now()));
+        let at = [self.deadline(&uid, now), renewal].into_iter().flatten().fold(at, Instant::min);
+        self.queue.set(&uid, at);
+    }
+
+    /// Nothing is left to do for the pod.
+    fn finish(&mut self, uid: PodUid) {
+        tracing::debug!(pod_uid = %uid, "nothing is left to do for the pod");
+        self.node.objects.unregister_pod(&uid);
+        self.queue.remove(&uid);
+        self.housekeeping.run_at_once();
+        self.housekeeping.look_for_logs();
+        if !self.housekeeping.is_kept(&uid) || !self.stays(&uid) {
+            self.collect_ended(uid);
         }
     }
 
@@ -569,7 +597,7 @@ impl SyncLoop {
     fn on_time(&mut self) {
         let now = Instant::now();
         for uid in self.queue.take_due(now) {
-            match self.desired.get(&uid).map(|d| d.pod.clone()) {
+            match self.desired.pod(&uid) {
                 Some(pod) => self.update_worker(&uid, pod, UpdateType::Sync, now),
                 None => {
                     let actions = self.workers.renotify(&uid, now);

@@ -219,7 +219,7 @@ impl SyncLoop {
                 Tried::Granted | Tried::Never => {}
             }
             let news = matches!(tried, Tried::Granted) || self.node.allocations.conditions(&uid) != before;
-            if let Some(pod) = self.desired.get(&uid).map(|d| d.pod.clone()).filter(|_| news) {
+            if let Some(pod) = self.desired.pod(&uid).filter(|_| news) {
                 self.update_worker(&uid, pod, UpdateType::Sync, now);
             }
         }

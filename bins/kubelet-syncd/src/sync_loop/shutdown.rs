@@ -145,7 +145,7 @@ impl SyncLoop {
     }
 
     fn end_for_shutdown(&mut self, uid: &PodUid, grace: u64, now: Instant) {
-        let Some(pod) = self.desired.get(uid).map(|d| d.pod.clone()) else { return };
+        let Some(pod) = self.desired.pod(uid) else { return };
         let termination = TerminationReason {
             reason: REASON.to_owned(),
             message: MESSAGE.to_owned(),
