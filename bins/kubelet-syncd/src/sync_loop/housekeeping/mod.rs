@@ -29,6 +29,7 @@ use tokio::time::Instant;
 
 use self::collected::Collected;
 use self::left::Left;
+use self::plan::{Plan, PlanInputs};
 use super::main_loop::SyncLoop;
 use super::resize::Trigger;
 use super::view;
@@ -255,16 +256,7 @@ impl SyncLoop {
         let (known, actions) = self.workers.sync_known(&desired, now);
         self.apply(actions, now);
         self.remove_stale_resources(None);
-        let removed: Vec<PodUid> = self
-            .housekeeping
-            .ended
-            .iter()
-            .filter(|uid| !known.contains_key(*uid) && !desired.contains(*uid))
-            .cloned()
-            .collect();
-        for uid in removed {
-            self.collect_ended(uid);
-        }
+        self.collect_unnamed(&known, &desired);
         let is_known = |uid: &PodUid| known.contains_key(uid) || desired.contains(uid);
         self.housekeeping.prune |= self.housekeeping.left.forget_unknown(is_known);
         // A desired pod loses its worker only to begin anew: what it ended as does not count any more.
@@ -272,44 +264,12 @@ impl SyncLoop {
         {
             self.node.forget(uid);
         }
-        let ended: HashSet<PodUid> = self
-            .desired
-            .iter()
-            .filter(|(uid, d)| self.node.pods.is_over(uid, &d.pod))
-            .map(|(uid, _)| uid.clone())
-            .collect();
-        let admitted = desired.iter().filter(|uid| !self.admission_queue.is_not_admitted(uid)).cloned().collect();
         let runtime = self.node.cache.snapshot();
-        let owner = |pod: &RuntimePod| self.node.ownership.decided(pod);
-        let plan = plan::plan(&known, &admitted, &ended, &desired, &runtime, owner, |uid| self.sources.spares(uid));
-        for uid in &plan.restart {
-            tracing::info!(pod_uid = %uid, "pod will be restarted because it is desired and not known to the pod workers (likely due to UID reuse)");
-            let is_static = self.desired.get(uid).is_some_and(|desired| desired.source.is_static());
-            self.node.metrics.count_restarted(is_static);
-            self.begin_anew(uid, now);
-        }
-        for uid in &plan.show {
-            tracing::info!(pod_uid = %uid, "pod that has ended is desired again under the same UID");
-            self.begin_anew(uid, now);
-        }
+        let plan = self.plan(&known, &desired, &runtime);
+        self.restart_pods(&plan, now);
         self.node.ownership.learn(plan.ask.clone());
-        let is_spared = |uid: &PodUid| plan.spared.iter().any(|(spared, _)| spared == uid);
-        let spared = runtime.iter().filter(|(uid, _)| is_spared(uid));
-        let logs = spared.flat_map(|(uid, pod)| of_spared(uid, pod, &self.node.config.paths));
-        self.node.spared_logs.set(logs.collect());
-        let untaken = if plan.spared.is_empty() { Vec::new() } else { self.sources.untaken() };
-        // Of one that a source wants by now the main loop only has not heard yet.
-        let unmanaged = plan.spared.iter().filter(|(uid, _)| self.sources.pod(uid).is_none()).cloned();
-        for event in spared_anew(&mut self.housekeeping.spared, &unmanaged.collect::<Vec<_>>(), &untaken) {
-            self.node.reporter.emit_node(event);
-        }
-        for (uid, name) in &plan.kill {
-            tracing::warn!(pod_uid = %uid, name, "killing orphaned pod");
-            self.node.metrics.orphaned_runtime_pods.inc();
-            self.housekeeping.prune = true;
-            let actions = self.workers.kill_runtime_pod(uid, name, plan::ORPHAN_GRACE, now);
-            self.apply(actions, now);
-        }
+        self.report_spared(&plan, &runtime);
+        self.kill_orphans(&plan, now);
         for uid in self.node.pods.known_pods() {
             if self.workers.lifecycle(&uid).is_none() && !desired.contains(&uid) {
                 self.node.forget(&uid);
@@ -334,6 +294,72 @@ impl SyncLoop {
         self.forget_what_is_gone(&runtime, &desired);
         self.give_claims_back(&runtime);
         self.count_soon();
+    }
+
+    /// Pods that ended while a source named them, and that none names any more.
+    fn collect_unnamed(&mut self, known: &BTreeMap<PodUid, PodWorkerSync>, desired: &HashSet<PodUid>) {
+        let ended = self.housekeeping.ended.iter();
+        let unnamed = ended.filter(|uid| !known.contains_key(*uid) && !desired.contains(*uid));
+        for uid in unnamed.cloned().collect::<Vec<_>>() {
+            self.collect_ended(uid);
+        }
+    }
+
+    fn plan(
+        &self,
+        known: &BTreeMap<PodUid, PodWorkerSync>,
+        desired: &HashSet<PodUid>,
+        runtime: &[(PodUid, Arc<RuntimePod>)],
+    ) -> Plan {
+        let over = self.desired.iter().filter(|(uid, d)| self.node.pods.is_over(uid, &d.pod));
+        let admitted = desired.iter().filter(|uid| !self.admission_queue.is_not_admitted(uid));
+        plan::plan(&PlanInputs {
+            workers: known,
+            desired,
+            admitted: &admitted.cloned().collect(),
+            ended: &over.map(|(uid, _)| uid.clone()).collect(),
+            runtime,
+            owner: &|pod| self.node.ownership.decided(pod),
+            spares: &|uid| self.sources.spares(uid),
+        })
+    }
+
+    /// Desired pods without a pod worker get one.
+    fn restart_pods(&mut self, plan: &Plan, now: Instant) {
+        for uid in &plan.restart {
+            tracing::info!(pod_uid = %uid, "pod will be restarted because it is desired and not known to the pod workers (likely due to UID reuse)");
+            let is_static = self.desired.get(uid).is_some_and(|desired| desired.source.is_static());
+            self.node.metrics.count_restarted(is_static);
+            self.begin_anew(uid, now);
+        }
+        for uid in &plan.show {
+            tracing::info!(pod_uid = %uid, "pod that has ended is desired again under the same UID");
+            self.begin_anew(uid, now);
+        }
+    }
+
+    /// Pods that are left alone: their logs are looked after, and the node has an event of each.
+    fn report_spared(&mut self, plan: &Plan, runtime: &[(PodUid, Arc<RuntimePod>)]) {
+        let is_spared = |uid: &PodUid| plan.spared.iter().any(|(spared, _)| spared == uid);
+        let spared = runtime.iter().filter(|(uid, _)| is_spared(uid));
+        let logs = spared.flat_map(|(uid, pod)| of_spared(uid, pod, &self.node.config.paths));
+        self.node.spared_logs.set(logs.collect());
+        let untaken = if plan.spared.is_empty() { Vec::new() } else { self.sources.untaken() };
+        // Of one that a source wants by now the main loop only has not heard yet.
+        let unmanaged = plan.spared.iter().filter(|(uid, _)| self.sources.pod(uid).is_none()).cloned();
+        for event in spared_anew(&mut self.housekeeping.spared, &unmanaged.collect::<Vec<_>>(), &untaken) {
+            self.node.reporter.emit_node(event);
+        }
+    }
+
+    fn kill_orphans(&mut self, plan: &Plan, now: Instant) {
+        for (uid, name) in &plan.kill {
+            tracing::warn!(pod_uid = %uid, name, "killing orphaned pod");
+            self.node.metrics.orphaned_runtime_pods.inc();
+            self.housekeeping.prune = true;
+            let actions = self.workers.kill_runtime_pod(uid, name, plan::ORPHAN_GRACE, now);
+            self.apply(actions, now);
+        }
     }
 
     /// What pods have of drivers that are not there any more, or have ended, is given back.

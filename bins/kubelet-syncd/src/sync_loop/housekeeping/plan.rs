@@ -38,18 +38,27 @@ pub struct Plan {
     pub known: HashSet<PodUid>,
 }
 
-/// Decides. `workers`: what the pod workers know after their own pass; `desired`: all pods that sources name; `admitted`: those
-/// of them that were admitted; `ended`: those that have ended by their own status; `owner`: None where it is not known yet;
-/// `spares`: the pod's manifest may be one that could not be taken.
-pub fn plan(
-    workers: &BTreeMap<PodUid, PodWorkerSync>,
-    admitted: &HashSet<PodUid>,
-    ended: &HashSet<PodUid>,
-    desired: &HashSet<PodUid>,
-    runtime: &[(PodUid, Arc<RuntimePod>)],
-    owner: impl Fn(&RuntimePod) -> Option<Owner>,
-    spares: impl Fn(&PodUid) -> bool,
-) -> Plan {
+/// What a plan is made of.
+#[derive(Clone, Copy)]
+pub struct PlanInputs<'a> {
+    /// What the pod workers know after their own pass.
+    pub workers: &'a BTreeMap<PodUid, PodWorkerSync>,
+    /// All pods that sources name.
+    pub desired: &'a HashSet<PodUid>,
+    /// Those of them that were admitted.
+    pub admitted: &'a HashSet<PodUid>,
+    /// Those of them that have ended by their own status.
+    pub ended: &'a HashSet<PodUid>,
+    pub runtime: &'a [(PodUid, Arc<RuntimePod>)],
+    /// None where it is not known yet.
+    pub owner: &'a dyn Fn(&RuntimePod) -> Option<Owner>,
+    /// The pod's manifest may be one that could not be taken.
+    pub spares: &'a dyn Fn(&PodUid) -> bool,
+}
+
+/// Decides.
+pub fn plan(inputs: &PlanInputs<'_>) -> Plan {
+    let PlanInputs { workers, desired, admitted, ended, runtime, owner, spares } = *inputs;
     let mut alone: Vec<PodUid> = admitted.iter().filter(|uid| !workers.contains_key(*uid)).cloned().collect();
     alone.sort();
     let (show, restart) = alone.into_iter().partition(|uid| ended.contains(uid));
@@ -209,7 +218,15 @@ mod tests {
         };
         // What somebody wants or what is not ours does not depend on it.
         let spares = |pod: &PodUid| *pod != uid("orphan");
-        let plan = plan(&workers, &desired, &ended, &desired, &runtime, owner, spares);
+        let plan = plan(&PlanInputs {
+            workers: &workers,
+            desired: &desired,
+            admitted: &desired,
+            ended: &ended,
+            runtime: &runtime,
+            owner: &owner,
+            spares: &spares,
+        });
         assert_eq!((plan.restart.as_slice(), plan.show.as_slice()), (&[uid("wanted")][..], &[uid("ended")][..]));
         assert_eq!(plan.kill, [(uid("orphan"), "p_n".to_owned())]);
         assert_eq!(plan.spared, [(uid("spared"), "p_n".to_owned())]);
