@@ -33,6 +33,7 @@ use crate::hub::{EventRing, PodHub};
 use crate::service::api::SyncdApi;
 use crate::service::evictions::EvictionApi;
 use crate::service::images::ImagesApi;
+use crate::service::late::Late;
 use crate::service::logs::LogsApi;
 use crate::service::node_view::NodeView;
 use crate::service::ooms::OomsApi;
@@ -70,8 +71,8 @@ pub async fn run(daemon: Arc<Daemon>) -> Result<(), RunError> {
     let storage = StorageApi {
         epoch: daemon.epoch,
         writes: StorageWrites::default(),
-        plugins: Arc::default(),
-        statistics: Arc::default(),
+        plugins: Late::default(),
+        statistics: Late::default(),
         stop: daemon.stop.clone(),
     };
     let runtime_apis = RuntimeApis::with_storage(storage);

@@ -42,8 +42,7 @@ pub(super) fn begin(start: &Start, csi: &CsiClient, takers: Takers, link: Link) 
     let api = &start.runtime_apis.storage;
     let folder = start.config.paths.root_dir.join(REGISTRY);
     let table = PluginTable::new(api.writes.clone());
-    // It is set once, at the start.
-    let _ = api.plugins.set(table.clone());
+    api.plugins.set(table.clone());
     start.daemon.registry.register(Box::new(PluginCounts::new(table.clone(), folder.clone())?))?;
     let standalone = start.config.is_standalone();
     let handler = CsiHandler::new(csi.drivers().clone(), csi.clone(), api.writes.clone(), standalone);

@@ -60,11 +60,7 @@ pub(super) fn begin(
     });
     let counts = VolumeCounts::new(start.reporter.hub.clone())?.with_manager(manager.clone());
     registry.register(Box::new(counts))?;
-    // It is set once, at the start.
-    let _ = start
-        .runtime_apis
-        .storage
-        .statistics
-        .set(manager.statistics().with_health(start.config.feature_gates().enabled(Feature::CSIVolumeHealth)));
+    let with_health = start.config.feature_gates().enabled(Feature::CSIVolumeHealth);
+    start.runtime_apis.storage.statistics.set(manager.statistics().with_health(with_health));
     Ok(manager)
 }

@@ -1,6 +1,6 @@
 //! `kubelet.syncd.v1.Eviction`: the eviction manager's questions, put to the sync loop.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use bulkhead_ipc::syncd as api;
 use bulkhead_ipc::syncd::eviction_server::Eviction;
@@ -8,6 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 use tonic::{Request, Response, Status};
 
 use super::api::Answer;
+use super::late::Late;
 use crate::evictions::pressure::PressureReports;
 use crate::sync_loop::evictions::{EvictionError, Question};
 
@@ -21,18 +22,13 @@ struct Parts {
 /// See the module. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct EvictionApi {
-    parts: Arc<OnceLock<Parts>>,
+    parts: Late<Parts>,
 }
 
 impl EvictionApi {
     /// From here on calls are answered.
     pub fn set(&self, questions: mpsc::Sender<Question>, pressure: Arc<PressureReports>) {
-        // It is set once, at the start.
-        let _ = self.parts.set(Parts { questions, pressure });
-    }
-
-    fn parts(&self) -> Result<&Parts, Status> {
-        self.parts.get().ok_or_else(|| Status::unavailable("kubelet-syncd is starting"))
+        self.parts.set(Parts { questions, pressure });
     }
 
     async fn ask<T>(
@@ -41,7 +37,7 @@ impl EvictionApi {
     ) -> Result<T, Status> {
         let (reply, answer) = oneshot::channel();
         let ended = || Status::unavailable("kubelet-syncd is ending");
-        self.parts()?.questions.send(question(reply)).await.map_err(|_| ended())?;
+        self.parts.get()?.questions.send(question(reply)).await.map_err(|_| ended())?;
         answer.await.map_err(|_| ended())?.map_err(|error| match &error {
             EvictionError::SourcesNotReady => Status::unavailable(error.to_string()),
             EvictionError::BadRequest(_) | EvictionError::Resource(_) => Status::invalid_argument(error.to_string()),
@@ -82,7 +78,7 @@ impl Eviction for EvictionApi {
         &self,
         request: Request<api::ReportPressureRequest>,
     ) -> Result<Response<api::ReportPressureReply>, Status> {
-        let pressure = self.parts()?.pressure.clone();
+        let pressure = self.parts.get()?.pressure.clone();
         let report = request.into_inner();
         let kept = tokio::task::spawn_blocking(move || pressure.report(report)).await;
         let kept = kept.map_err(|error| Status::internal(error.to_string()))?;

@@ -1,29 +1,25 @@
 //! `kubelet.syncd.v1.Images`: what garbage collection is told of images, and what it may do with them.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use bulkhead_ipc::syncd as api;
 use bulkhead_ipc::syncd::images_server::Images;
 use tonic::{Request, Response, Status};
 
 use super::api::Answer;
+use super::late::Late;
 use crate::sync_loop::image_store::{ImageStore, ImageStoreError};
 
 /// See the module. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct ImagesApi {
-    store: Arc<OnceLock<Arc<ImageStore>>>,
+    store: Late<Arc<ImageStore>>,
 }
 
 impl ImagesApi {
     /// From here on calls are answered.
     pub fn set(&self, store: ImageStore) {
-        // It is set once, at the start.
-        let _ = self.store.set(Arc::new(store));
-    }
-
-    fn store(&self) -> Result<&Arc<ImageStore>, Status> {
-        self.store.get().ok_or_else(|| Status::unavailable("kubelet-syncd is starting"))
+        self.store.set(Arc::new(store));
     }
 }
 
@@ -39,14 +35,14 @@ impl Images for ImagesApi {
     type ListStream = Answer<api::StoredImage>;
 
     async fn list(&self, _: Request<api::ListImagesRequest>) -> Result<Response<Self::ListStream>, Status> {
-        let images = self.store()?.list().await.map_err(|error| refused(&error))?;
+        let images = self.store.get()?.list().await.map_err(|error| refused(&error))?;
         Ok(Response::new(Box::pin(futures_util::stream::iter(images.into_iter().map(Ok)))))
     }
 
     type PullsStream = Answer<api::ImagePull>;
 
     async fn pulls(&self, _: Request<api::ListPullsRequest>) -> Result<Response<Self::PullsStream>, Status> {
-        let pulls = self.store()?.pulls();
+        let pulls = self.store.get()?.pulls();
         Ok(Response::new(Box::pin(futures_util::stream::iter(pulls.into_iter().map(Ok)))))
     }
 
@@ -54,7 +50,7 @@ impl Images for ImagesApi {
         &self,
         request: Request<api::RemoveImageRequest>,
     ) -> Result<Response<api::RemoveImageReply>, Status> {
-        let outcome = self.store()?.remove(request.into_inner()).await.map_err(|error| refused(&error))?;
+        let outcome = self.store.get()?.remove(request.into_inner()).await.map_err(|error| refused(&error))?;
         Ok(Response::new(api::RemoveImageReply { outcome: outcome.into() }))
     }
 
@@ -62,7 +58,7 @@ impl Images for ImagesApi {
         &self,
         request: Request<api::ReportImageCollectionRequest>,
     ) -> Result<Response<api::ReportImageCollectionReply>, Status> {
-        self.store()?.report(&request.into_inner());
+        self.store.get()?.report(&request.into_inner());
         Ok(Response::new(api::ReportImageCollectionReply {}))
     }
 }

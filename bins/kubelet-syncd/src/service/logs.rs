@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use bulkhead_cri::{CriClient, CriError, v1};
 use bulkhead_ipc::broker::BrokerClient;
@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use tonic::{Code, Request, Response, Status};
 
 use super::api::Answer;
+use super::late::Late;
 use crate::hub::PodHub;
 use crate::logs::place::{self, Place, SparedLogs};
 use crate::logs::rotate::{self, LogEdges, LogError};
@@ -37,7 +38,7 @@ pub struct Parts {
 /// See the module. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct LogsApi {
-    parts: Arc<OnceLock<Parts>>,
+    parts: Late<Parts>,
     turns: Arc<Turns>,
     /// Of lists: the same list has the same one within this life, whose random numbers nobody outside knows.
     versions: std::hash::RandomState,
@@ -60,13 +61,12 @@ impl Turns {
 impl LogsApi {
     /// From here on calls are answered.
     pub fn set(&self, parts: Parts) {
-        // It is set once, at the start.
-        let _ = self.parts.set(parts);
+        self.parts.set(parts);
     }
 
     /// What answers, once every source has delivered: before that a container may be anybody's.
     fn parts(&self) -> Result<&Parts, Status> {
-        let parts = self.parts.get().ok_or_else(|| Status::unavailable("kubelet-syncd is starting"))?;
+        let parts = self.parts.get()?;
         if parts.volnetd.authority().sources_ready() {
             Ok(parts)
         } else {

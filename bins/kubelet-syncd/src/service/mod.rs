@@ -5,6 +5,7 @@ pub mod api;
 pub mod evictions;
 mod fits;
 pub mod images;
+pub mod late;
 pub mod logs;
 mod named_pod;
 pub mod node_view;

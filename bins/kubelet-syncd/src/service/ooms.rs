@@ -1,12 +1,13 @@
 //! `kubelet.syncd.v1.Ooms`: what the kernel's log told of, for the node's event.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use bulkhead_ipc::syncd::ooms_server::Ooms;
 use bulkhead_ipc::syncd::{ReportOomReply, ReportOomRequest};
 use kubelet_model::events::EventSink as _;
 use tonic::{Request, Response, Status};
 
+use super::late::Late;
 use crate::ooms::{OomError, OomReports};
 use crate::sync_loop::events::Reporter;
 
@@ -20,21 +21,20 @@ struct Parts {
 /// See the module. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct OomsApi {
-    parts: Arc<OnceLock<Parts>>,
+    parts: Late<Parts>,
 }
 
 impl OomsApi {
     /// From here on calls are answered.
     pub fn set(&self, reports: OomReports, reporter: Arc<Reporter>) {
-        // It is set once, at the start.
-        let _ = self.parts.set(Parts { reports: Arc::new(reports), reporter });
+        self.parts.set(Parts { reports: Arc::new(reports), reporter });
     }
 }
 
 #[tonic::async_trait]
 impl Ooms for OomsApi {
     async fn report(&self, request: Request<ReportOomRequest>) -> Result<Response<ReportOomReply>, Status> {
-        let parts = self.parts.get().ok_or_else(|| Status::unavailable("kubelet-syncd is starting"))?;
+        let parts = self.parts.get()?;
         let (reports, reporter, report) = (parts.reports.clone(), parts.reporter.clone(), request.into_inner());
         // On the thread that wrote it down: a caller that goes away takes no event with it.
         let told = tokio::task::spawn_blocking(move || {

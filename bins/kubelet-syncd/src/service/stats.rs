@@ -3,7 +3,7 @@
 //! shape and passed on; who asks keeps it.
 
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use bulkhead_cri::{CriClient, CriError, v1};
 use bulkhead_ipc::syncd as api;
@@ -12,6 +12,7 @@ use futures_util::{Stream, stream};
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 
+use super::late::Late;
 use super::runtime_stats;
 
 type Answer<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -19,22 +20,21 @@ type Answer<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 /// See the module. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct StatsApi {
-    cri: Arc<OnceLock<CriClient>>,
+    cri: Late<CriClient>,
     /// One question at a time: the runtime looks at every container for an answer.
     turn: Arc<Semaphore>,
 }
 
 impl Default for StatsApi {
     fn default() -> Self {
-        StatsApi { cri: Arc::default(), turn: Arc::new(Semaphore::new(1)) }
+        StatsApi { cri: Late::default(), turn: Arc::new(Semaphore::new(1)) }
     }
 }
 
 impl StatsApi {
     /// From here on calls are answered; before that nothing is known.
     pub fn set(&self, cri: CriClient) {
-        // It is set once, at the start.
-        let _ = self.cri.set(cri);
+        self.cri.set(cri);
     }
 
     /// One call of the runtime, which may take as long as its other calls (`runtimeRequestTimeout`): with a thousand containers it
@@ -43,7 +43,7 @@ impl StatsApi {
     /// # Errors
     /// UNIMPLEMENTED: the runtime has no such call; UNAVAILABLE: it is not known.
     pub(super) async fn ask<R>(&self, call: impl AsyncFnOnce(&CriClient) -> Result<R, CriError>) -> Result<R, Status> {
-        let cri = self.cri.get().ok_or_else(|| Status::unavailable("kubelet-syncd is starting"))?;
+        let cri = self.cri.get()?;
         let _turn = self.turn.acquire().await.map_err(|_| Status::unavailable("kubelet-syncd is ending"))?;
         call(cri).await.map_err(|error| match error.code {
             // For good, and no reason to ask again.

@@ -1,7 +1,5 @@
 //! `kubelet.syncd.v1.Storage`: what is to be written, what came of it, and which plugins there are.
 
-use std::sync::{Arc, OnceLock};
-
 use bulkhead_ipc::syncd as api;
 use bulkhead_ipc::syncd::storage_server::Storage;
 use bulkhead_types::Epoch;
@@ -11,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::api::Answer;
+use super::late::Late;
 use crate::plugin_manager::PluginTable;
 use crate::storage_writes::StorageWrites;
 
@@ -19,9 +18,9 @@ use crate::storage_writes::StorageWrites;
 pub struct StorageApi {
     pub epoch: Epoch,
     pub writes: StorageWrites,
-    pub plugins: Arc<OnceLock<PluginTable>>,
+    pub plugins: Late<PluginTable>,
     /// Of volumes, once their manager has begun.
-    pub statistics: Arc<OnceLock<Statistics>>,
+    pub statistics: Late<Statistics>,
     /// Ends the streams, which never end by themselves.
     pub stop: CancellationToken,
 }
@@ -75,7 +74,7 @@ impl Storage for StorageApi {
         _: Request<api::VolumeUsagesRequest>,
     ) -> Result<Response<Self::VolumeUsagesStream>, Status> {
         // None would say that there are no volumes.
-        let statistics = self.statistics.get().ok_or_else(starting)?;
+        let statistics = self.statistics.get()?;
         Ok(Response::new(Box::pin(statistics.all().map(|told| Ok(usage(told))))))
     }
 
@@ -85,14 +84,10 @@ impl Storage for StorageApi {
         &self,
         _: Request<api::ListPluginsRequest>,
     ) -> Result<Response<Self::ListPluginsStream>, Status> {
-        let table = self.plugins.get().ok_or_else(starting)?;
+        let table = self.plugins.get()?;
         let plugins = table.list().into_iter().map(Ok);
         Ok(Response::new(Box::pin(futures_util::stream::iter(plugins))))
     }
-}
-
-fn starting() -> Status {
-    Status::unavailable("kubelet-syncd is starting")
 }
 
 fn usage(told: VolumeUsage) -> api::VolumeUsage {
@@ -123,8 +118,8 @@ mod tests {
         let api = StorageApi {
             epoch: Epoch::from_random(7),
             writes: StorageWrites::default(),
-            plugins: Arc::default(),
-            statistics: Arc::default(),
+            plugins: Late::default(),
+            statistics: Late::default(),
             stop: CancellationToken::new(),
         };
         let usages =

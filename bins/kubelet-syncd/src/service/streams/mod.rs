@@ -24,6 +24,7 @@ use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
 use crate::mirror_pods::MirrorPods;
+use crate::service::late::starting;
 use crate::sources::Sources;
 use kubelet_model::pod::model::RuntimePod;
 use kubelet_pleg::PodCache;
@@ -76,7 +77,7 @@ impl StreamsApi {
         let mut parts = self.parts.subscribe();
         let known = tokio::time::timeout(START, parts.wait_for(Option::is_some)).await;
         let known = known.ok().and_then(Result::ok).and_then(|parts| parts.clone());
-        known.ok_or_else(|| Status::unavailable("kubelet-syncd is starting"))
+        known.ok_or_else(starting)
     }
 }
 
