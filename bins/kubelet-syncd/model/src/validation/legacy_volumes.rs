@@ -1,7 +1,13 @@
 //! Network and cloud volume sources that the API still has: required fields and ranges, as upstream asks for them.
 
 use crate::v1::Volume;
-use k8s_openapi::api::core::v1::{AzureDiskVolumeSource, FCVolumeSource, ISCSIVolumeSource, QuobyteVolumeSource};
+use k8s_openapi::api::core::v1::{
+    AWSElasticBlockStoreVolumeSource, AzureDiskVolumeSource, AzureFileVolumeSource, CSIVolumeSource,
+    CinderVolumeSource, FCVolumeSource, FlexVolumeSource, FlockerVolumeSource, GCEPersistentDiskVolumeSource,
+    GitRepoVolumeSource, GlusterfsVolumeSource, ISCSIVolumeSource, NFSVolumeSource, PhotonPersistentDiskVolumeSource,
+    PortworxVolumeSource, QuobyteVolumeSource, RBDVolumeSource, ScaleIOVolumeSource, StorageOSVolumeSource,
+    VsphereVirtualDiskVolumeSource,
+};
 
 use super::field::{AsJson, Errors, Path, items, text};
 use super::names;
@@ -9,39 +15,62 @@ use super::security::local_descending_path;
 use super::volumes::OneSource;
 
 pub fn validate(volume: &Volume, one: &mut OneSource, path: &Path, errors: &mut Errors) {
-    if let Some(at) = one.first(volume.git_repo.is_some(), "gitRepo", path, errors)
-        && let Some(git) = &volume.git_repo
-    {
-        errors.require(&at.child("repository"), &git.repository);
-        local_descending_path(text(&git.directory), &at.child("directory"), errors);
-    }
-    if one.first(volume.gce_persistent_disk.is_some(), "gcePersistentDisk", path, errors).is_some()
-        && let Some(disk) = &volume.gce_persistent_disk
-    {
-        let at = path.child("persistentDisk");
-        errors.require(&at.child("pdName"), &disk.pd_name);
-        partition(disk.partition, &at.child("partition"), errors);
-    }
-    if let Some(at) = one.first(volume.aws_elastic_block_store.is_some(), "awsElasticBlockStore", path, errors)
-        && let Some(disk) = &volume.aws_elastic_block_store
-    {
-        errors.require(&at.child("volumeID"), &disk.volume_id);
-        partition(disk.partition, &at.child("partition"), errors);
-    }
-    if let Some(at) = one.first(volume.nfs.is_some(), "nfs", path, errors)
-        && let Some(nfs) = &volume.nfs
-    {
-        errors.require(&at.child("server"), &nfs.server);
-        errors.require(&at.child("path"), &nfs.path);
-        if !nfs.path.starts_with('/') {
-            errors.invalid(&at.child("path"), &nfs.path[..], "must be an absolute path");
+    let mut sources = Sources { one, path, errors };
+    sources.check(volume.git_repo.as_deref(), "gitRepo", git_repo);
+    sources.check(volume.gce_persistent_disk.as_deref(), "gcePersistentDisk", |disk, _, errors| {
+        gce_persistent_disk(disk, &path.child("persistentDisk"), errors);
+    });
+    sources.check(volume.aws_elastic_block_store.as_deref(), "awsElasticBlockStore", aws_elastic_block_store);
+    sources.check(volume.nfs.as_deref(), "nfs", nfs);
+    sources.check(volume.iscsi.as_deref(), "iscsi", iscsi);
+    iscsi_volume_name(volume, path, sources.errors);
+    sources.check(volume.glusterfs.as_deref(), "glusterfs", glusterfs);
+    sources.check(volume.flocker.as_deref(), "flocker", flocker);
+    sources.check(volume.rbd.as_deref(), "rbd", rbd);
+    sources.check(volume.cinder.as_deref(), "cinder", cinder);
+    sources.check(volume.cephfs.as_deref(), "cephFS", |ceph, _, errors| {
+        if ceph.monitors.is_empty() {
+            errors.required(&path.child("cephfs").child("monitors"), "");
+        }
+    });
+    sources.check(volume.quobyte.as_deref(), "quobyte", quobyte);
+    sources.check(volume.fc.as_deref(), "fc", fibre_channel);
+    sources.check(volume.flex_volume.as_deref(), "flexVolume", flex_volume);
+    sources.check(volume.azure_file.as_deref(), "azureFile", azure_file);
+    sources.check(volume.vsphere_volume.as_deref(), "vsphereVolume", vsphere_volume);
+    sources.check(volume.photon_persistent_disk.as_deref(), "photonPersistentDisk", photon_persistent_disk);
+    sources.check(volume.portworx_volume.as_deref(), "portworxVolume", portworx_volume);
+    sources.check(volume.azure_disk.as_deref(), "azureDisk", azure_disk);
+    sources.check(volume.storageos.as_deref(), "storageos", storageos);
+    sources.check(volume.scale_io.as_deref(), "scaleIO", scale_io);
+    sources.check(volume.csi.as_deref(), "csi", csi);
+}
+
+/// The sources of one volume, of which it may have one.
+struct Sources<'a> {
+    one: &'a mut OneSource,
+    path: &'a Path,
+    errors: &'a mut Errors,
+}
+
+impl Sources<'_> {
+    /// One that is there is checked where no other one came before it, at its own path.
+    fn check<T>(&mut self, source: Option<&T>, name: &'static str, check: impl FnOnce(&T, &Path, &mut Errors)) {
+        if let Some(at) = self.one.first(source.is_some(), name, self.path, self.errors)
+            && let Some(source) = source
+        {
+            check(source, &at, self.errors);
         }
     }
-    if let Some(at) = one.first(volume.iscsi.is_some(), "iscsi", path, errors)
-        && let Some(source) = &volume.iscsi
-    {
-        iscsi(source, &at, errors);
-    }
+}
+
+fn gce_persistent_disk(disk: &GCEPersistentDiskVolumeSource, path: &Path, errors: &mut Errors) {
+    errors.require(&path.child("pdName"), &disk.pd_name);
+    partition(disk.partition, &path.child("partition"), errors);
+}
+
+/// The name that the target's portal is looked up by, with the volume's.
+fn iscsi_volume_name(volume: &Volume, path: &Path, errors: &mut Errors) {
     if let Some(source) = &volume.iscsi
         && source.initiator_name.is_some()
         && volume.name.len() + 1 + source.target_portal.len() > 64
@@ -52,126 +81,112 @@ pub fn validate(volume: &Volume, one: &mut OneSource, path: &Path, errors: &mut 
             "Total length of <volume name>:<iscsi.targetPortal> must be under 64 characters if iscsi.initiatorName is specified.",
         );
     }
-    if let Some(at) = one.first(volume.glusterfs.is_some(), "glusterfs", path, errors)
-        && let Some(gluster) = &volume.glusterfs
-    {
-        errors.require(&at.child("endpoints"), &gluster.endpoints);
-        errors.require(&at.child("path"), &gluster.path);
+}
+
+fn git_repo(git: &GitRepoVolumeSource, path: &Path, errors: &mut Errors) {
+    errors.require(&path.child("repository"), &git.repository);
+    local_descending_path(text(&git.directory), &path.child("directory"), errors);
+}
+
+fn aws_elastic_block_store(disk: &AWSElasticBlockStoreVolumeSource, path: &Path, errors: &mut Errors) {
+    errors.require(&path.child("volumeID"), &disk.volume_id);
+    partition(disk.partition, &path.child("partition"), errors);
+}
+
+fn nfs(nfs: &NFSVolumeSource, path: &Path, errors: &mut Errors) {
+    errors.require(&path.child("server"), &nfs.server);
+    errors.require(&path.child("path"), &nfs.path);
+    if !nfs.path.starts_with('/') {
+        errors.invalid(&path.child("path"), &nfs.path[..], "must be an absolute path");
     }
-    if let Some(at) = one.first(volume.flocker.is_some(), "flocker", path, errors)
-        && let Some(flocker) = &volume.flocker
-    {
-        let (name, uuid) = (text(&flocker.dataset_name), text(&flocker.dataset_uuid));
-        if name.is_empty() && uuid.is_empty() {
-            errors.required(&at, "one of datasetName and datasetUUID is required");
-        }
-        if !name.is_empty() && !uuid.is_empty() {
-            errors.invalid(&at, "resource", "datasetName and datasetUUID can not be specified simultaneously");
-        }
-        if name.contains('/') {
-            errors.invalid(&at.child("datasetName"), name, "must not contain '/'");
-        }
+}
+
+fn glusterfs(gluster: &GlusterfsVolumeSource, path: &Path, errors: &mut Errors) {
+    errors.require(&path.child("endpoints"), &gluster.endpoints);
+    errors.require(&path.child("path"), &gluster.path);
+}
+
+fn flocker(flocker: &FlockerVolumeSource, path: &Path, errors: &mut Errors) {
+    let (name, uuid) = (text(&flocker.dataset_name), text(&flocker.dataset_uuid));
+    if name.is_empty() && uuid.is_empty() {
+        errors.required(path, "one of datasetName and datasetUUID is required");
     }
-    if let Some(at) = one.first(volume.rbd.is_some(), "rbd", path, errors)
-        && let Some(rbd) = &volume.rbd
-    {
-        if rbd.monitors.is_empty() {
-            errors.required(&at.child("monitors"), "");
-        }
-        errors.require(&at.child("image"), &rbd.image);
+    if !name.is_empty() && !uuid.is_empty() {
+        errors.invalid(path, "resource", "datasetName and datasetUUID can not be specified simultaneously");
     }
-    if let Some(at) = one.first(volume.cinder.is_some(), "cinder", path, errors)
-        && let Some(cinder) = &volume.cinder
-    {
-        errors.require(&at.child("volumeID"), &cinder.volume_id);
-        secret_name(cinder.secret_ref.as_ref().map(|s| s.name.as_str()), &at, errors);
+    if name.contains('/') {
+        errors.invalid(&path.child("datasetName"), name, "must not contain '/'");
     }
-    if one.first(volume.cephfs.is_some(), "cephFS", path, errors).is_some()
-        && volume.cephfs.as_ref().is_some_and(|c| c.monitors.is_empty())
-    {
-        errors.required(&path.child("cephfs").child("monitors"), "");
+}
+
+fn rbd(rbd: &RBDVolumeSource, path: &Path, errors: &mut Errors) {
+    if rbd.monitors.is_empty() {
+        errors.required(&path.child("monitors"), "");
     }
-    if let Some(at) = one.first(volume.quobyte.is_some(), "quobyte", path, errors)
-        && let Some(source) = &volume.quobyte
-    {
-        quobyte(source, &at, errors);
-    }
-    if let Some(at) = one.first(volume.fc.is_some(), "fc", path, errors)
-        && let Some(source) = &volume.fc
-    {
-        fibre_channel(source, &at, errors);
-    }
-    if let Some(at) = one.first(volume.flex_volume.is_some(), "flexVolume", path, errors)
-        && let Some(flex) = &volume.flex_volume
-    {
-        errors.require(&at.child("driver"), &flex.driver);
-        for key in flex.options.iter().flatten().map(|(key, _)| key) {
-            let namespace = key.split_once('/').map_or(key.as_str(), |(namespace, _)| namespace);
-            let normalized = format!(".{}", namespace.to_lowercase());
-            if normalized.ends_with(".kubernetes.io") || normalized.ends_with(".k8s.io") {
-                errors.invalid(&at.child("options").key(key), key, "kubernetes.io and k8s.io namespaces are reserved");
-            }
+    errors.require(&path.child("image"), &rbd.image);
+}
+
+fn cinder(cinder: &CinderVolumeSource, path: &Path, errors: &mut Errors) {
+    errors.require(&path.child("volumeID"), &cinder.volume_id);
+    secret_name(cinder.secret_ref.as_ref().map(|s| s.name.as_str()), path, errors);
+}
+
+fn flex_volume(flex: &FlexVolumeSource, path: &Path, errors: &mut Errors) {
+    errors.require(&path.child("driver"), &flex.driver);
+    for key in flex.options.iter().flatten().map(|(key, _)| key) {
+        let namespace = key.split_once('/').map_or(key.as_str(), |(namespace, _)| namespace);
+        let normalized = format!(".{}", namespace.to_lowercase());
+        if normalized.ends_with(".kubernetes.io") || normalized.ends_with(".k8s.io") {
+            errors.invalid(&path.child("options").key(key), key, "kubernetes.io and k8s.io namespaces are reserved");
         }
     }
-    if let Some(at) = one.first(volume.azure_file.is_some(), "azureFile", path, errors)
-        && let Some(azure) = &volume.azure_file
-    {
-        errors.require(&at.child("secretName"), &azure.secret_name);
-        errors.require(&at.child("shareName"), &azure.share_name);
+}
+
+fn azure_file(azure: &AzureFileVolumeSource, path: &Path, errors: &mut Errors) {
+    errors.require(&path.child("secretName"), &azure.secret_name);
+    errors.require(&path.child("shareName"), &azure.share_name);
+}
+
+fn vsphere_volume(vsphere: &VsphereVirtualDiskVolumeSource, path: &Path, errors: &mut Errors) {
+    errors.require(&path.child("volumePath"), &vsphere.volume_path);
+}
+
+fn photon_persistent_disk(photon: &PhotonPersistentDiskVolumeSource, path: &Path, errors: &mut Errors) {
+    errors.require(&path.child("pdID"), &photon.pd_id);
+}
+
+fn portworx_volume(portworx: &PortworxVolumeSource, path: &Path, errors: &mut Errors) {
+    errors.require(&path.child("volumeID"), &portworx.volume_id);
+}
+
+fn storageos(storage: &StorageOSVolumeSource, path: &Path, errors: &mut Errors) {
+    let (name, namespace) = (text(&storage.volume_name), text(&storage.volume_namespace));
+    if name.is_empty() {
+        errors.required(&path.child("volumeName"), "");
+    } else {
+        errors.invalid_each(&path.child("volumeName"), name, names::dns_label(name));
     }
-    if let Some(at) = one.first(volume.vsphere_volume.is_some(), "vsphereVolume", path, errors)
-        && let Some(vsphere) = &volume.vsphere_volume
-    {
-        errors.require(&at.child("volumePath"), &vsphere.volume_path);
+    if !namespace.is_empty() {
+        errors.invalid_each(&path.child("volumeNamespace"), namespace, names::dns_label(namespace));
     }
-    if let Some(at) = one.first(volume.photon_persistent_disk.is_some(), "photonPersistentDisk", path, errors)
-        && let Some(photon) = &volume.photon_persistent_disk
-    {
-        errors.require(&at.child("pdID"), &photon.pd_id);
-    }
-    if let Some(at) = one.first(volume.portworx_volume.is_some(), "portworxVolume", path, errors)
-        && let Some(portworx) = &volume.portworx_volume
-    {
-        errors.require(&at.child("volumeID"), &portworx.volume_id);
-    }
-    if let Some(at) = one.first(volume.azure_disk.is_some(), "azureDisk", path, errors)
-        && let Some(source) = &volume.azure_disk
-    {
-        azure_disk(source, &at, errors);
-    }
-    if let Some(at) = one.first(volume.storageos.is_some(), "storageos", path, errors)
-        && let Some(storage) = &volume.storageos
-    {
-        let (name, namespace) = (text(&storage.volume_name), text(&storage.volume_namespace));
-        if name.is_empty() {
-            errors.required(&at.child("volumeName"), "");
-        } else {
-            errors.invalid_each(&at.child("volumeName"), name, names::dns_label(name));
+    secret_name(storage.secret_ref.as_ref().map(|s| s.name.as_str()), path, errors);
+}
+
+fn scale_io(scale: &ScaleIOVolumeSource, path: &Path, errors: &mut Errors) {
+    errors.require(&path.child("gateway"), &scale.gateway);
+    errors.require(&path.child("system"), &scale.system);
+    errors.require(&path.child("volumeName"), text(&scale.volume_name));
+}
+
+fn csi(csi: &CSIVolumeSource, path: &Path, errors: &mut Errors) {
+    let at = &path.child("driver");
+    if csi.driver.is_empty() {
+        errors.required(at, "");
+    } else {
+        if csi.driver.len() > 63 {
+            errors.too_long(at, 63);
         }
-        if !namespace.is_empty() {
-            errors.invalid_each(&at.child("volumeNamespace"), namespace, names::dns_label(namespace));
-        }
-        secret_name(storage.secret_ref.as_ref().map(|s| s.name.as_str()), &at, errors);
-    }
-    if let Some(at) = one.first(volume.scale_io.is_some(), "scaleIO", path, errors)
-        && let Some(scale) = &volume.scale_io
-    {
-        errors.require(&at.child("gateway"), &scale.gateway);
-        errors.require(&at.child("system"), &scale.system);
-        errors.require(&at.child("volumeName"), text(&scale.volume_name));
-    }
-    if let Some(at) = one.first(volume.csi.is_some(), "csi", path, errors)
-        && let Some(csi) = &volume.csi
-    {
-        let at = at.child("driver");
-        if csi.driver.is_empty() {
-            errors.required(&at, "");
-        } else {
-            if csi.driver.len() > 63 {
-                errors.too_long(&at, 63);
-            }
-            errors.invalid_each(&at, &csi.driver[..], names::dns_subdomain(&csi.driver.to_lowercase()));
-        }
+        errors.invalid_each(at, &csi.driver[..], names::dns_subdomain(&csi.driver.to_lowercase()));
     }
 }
 
