@@ -13,7 +13,7 @@ use bulkhead_daemon::addresses::Prober as AddressProber;
 use bulkhead_daemon::{Daemon, RunError};
 use bulkhead_ipc::client::Link;
 use bulkhead_ipc::syncd::NodeImage;
-use bulkhead_types::Process;
+use bulkhead_types::{Epoch, Process};
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -26,13 +26,13 @@ use crate::api::pods::{ApiPods, PodSource};
 use crate::api::storage::StorageObjects;
 use crate::api::{node as api_node, pods as api_pods};
 use crate::cgroups::{Capacity, Reserved, reserved};
-use crate::container_manager::News;
+use crate::container_manager::dra::DraManager;
+use crate::container_manager::{ContainerManager, News};
 use crate::cri_metrics::{CriMetrics, SandboxMetrics};
 use crate::evictions::book::EvictionBook;
 use crate::evictions::pressure::PressureReports;
 use crate::manifests::BrokerManifests;
 use crate::metrics::Metrics;
-use crate::mirror_pods::MirrorPods;
 use crate::node_resources::{self, NodeResources, texts};
 use crate::node_shutdown::logind;
 use crate::node_shutdown::record::Record;
@@ -43,7 +43,7 @@ use crate::service::logs::Parts as LogParts;
 use crate::service::node_view::{ApiParts, FirstParts, NodeView};
 use crate::service::silence;
 use crate::service::streams::StreamParts;
-use crate::sources::{DroppedPod, FileConfig, ForNode, FoundPod, HttpConfig, Sources, SourcesConfig};
+use crate::sources::{DroppedPod, FileConfig, ForNode, FoundPod, HttpConfig, PodUpdate, Sources, SourcesConfig};
 use crate::start_latency::StartTimes;
 use crate::start_limit::{self, HOLD, StartLimiter};
 use crate::sync_loop::cpu_sets;
@@ -85,6 +85,7 @@ use kubelet_probes::prober::{self, Prober};
 use kubelet_runtime::allocation::{self, Allocations};
 use kubelet_runtime::runtime::dns;
 use kubelet_runtime::runtime::request_check;
+use kubelet_volume_manager::VolumeManager;
 
 /// Neither the sync loop nor PLEG waits for anybody in its loop: a turn takes milliseconds, also with hundreds of pods.
 const LOOP_BOUND: Duration = Duration::from_secs(20);
@@ -350,7 +351,7 @@ impl Loops {
         known: Learned,
     ) -> Result<Self, RunError> {
         let (daemon, config, reporter) = (&start.daemon, &start.config, &start.reporter);
-        let Connections { state, link, cri, .. } = &connections;
+        let Connections { state, link, .. } = &connections;
         state.after_another_kubelet(&known.running);
         let starts = StartTimes::register(&daemon.registry)?;
         register_counters(start)?;
@@ -366,85 +367,35 @@ impl Loops {
         let devices = resources::devices(start, followers.pleg.cache(), news.clone(), state.clone()).await?;
         let others = resources::Others { devices: devices.clone(), news, claims: claims.clone() };
         let container_manager = resources::start(start, memory, &followers.pleg.cache(), others).await?;
-        let (cgroups_sender, cgroups) = watch::channel(None);
-        let mirror_pods = Arc::new(MirrorPods::default());
-        let qos_reserved = facts::qos_reserved(config, &machine.capacity, &machine.reserved);
-        let cgroups = NodeCgroups {
-            capacity: machine.capacity,
-            reserved: machine.reserved,
-            enforce_pods: config.kubelet.enforces_pods(),
-            qos_reserved,
-            driver: known.cgroup_driver,
-            ready: cgroups,
-            limited: AtomicBool::default(),
-            qos_written: tokio::sync::Mutex::default(),
-            qos_unsettled: tokio::sync::Notify::new(),
-        };
+        let (cgroups_ready, ready) = watch::channel(None);
+        let cgroups = pod_cgroups(config, &machine, known.cgroup_driver.clone(), ready);
         let pressure = PressureReports::new(state.pressure(), &config.boot_id, Arc::new(state.clone()));
         let pressure = Arc::new(pressure);
         let reader = StorageObjects::start(server.client.clone(), server.objects.clone());
         let volume_manager =
             volumes::begin(start, connections.csi.clone(), connections.volnetd.clone(), reader.clone())?;
-        let node = Arc::new(NodeContext {
-            config: config.clone(),
-            shared_facts: known.facts,
-            allocatable_memory: machine.resources.allocatable_memory(),
-            started: start.started,
-            volnetd: connections.volnetd.clone(),
-            files_on_their_way: Semaphore::new(FILES_ON_THEIR_WAY),
-            volume_manager: volume_manager.clone(),
-            objects: server.objects,
-            mirror_pods: mirror_pods.clone(),
-            pleg: followers.pleg.clone(),
-            cache: followers.pleg.cache(),
-            health: followers.health,
-            hub: reporter.hub.clone(),
-            spared_logs: Arc::default(),
-            reporter: reporter.clone(),
-            metrics: followers.metrics,
+        let managers = Managers {
             runtime,
-            prober,
-            termination_messages: TerminationMessages::new(daemon.broker.clone()),
-            ownership: known.ownership,
             allocations,
+            prober,
             container_manager,
             claims: claims.clone(),
-            pods: PodTable::default(),
+            volume_manager: volume_manager.clone(),
             cgroups,
             pressure: pressure.clone(),
-            prune_gate: PruneGate::default(),
-            loop_monitor: LoopMonitor::default(),
-        });
-        tokio::spawn(node_cgroups::keep_node_cgroups(node.clone(), cgroups_sender));
+        };
+        let node = Arc::new(node_context(start, &connections, &followers, &machine, &server, &known, managers));
+        tokio::spawn(node_cgroups::keep_node_cgroups(node.clone(), cgroups_ready));
         tokio::spawn(resources::keep_files(node.container_manager.clone()));
         tokio::spawn(cpu_sets::keep(node.clone()));
-        let (sources, updates) = Sources::start(
-            sources_config(config, known.running),
-            BrokerManifests::new(daemon.broker.clone(), link.clone()),
-            Box::new(state.clone()),
-            dropped_sink(reporter.clone()),
-        );
-        let sources = Arc::new(sources);
+        let (sources, updates) = start_sources(start, &connections, known.running);
         start.view.set_sync_loop(node.clone(), sources.clone());
         let silent = silence::register(&daemon.registry)?;
         tokio::spawn(silence::tell(start.view.clone(), reporter.clone(), silent));
-        start.runtime_apis.logs.set(LogParts {
-            hub: reporter.hub.clone(),
-            spared: node.spared_logs.clone(),
-            volnetd: connections.volnetd.clone(),
-            broker: daemon.broker.clone(),
-            cri: cri.clone(),
-        });
-        start.runtime_apis.streams.set(StreamParts {
-            cri: cri.clone(),
-            cache: followers.pleg.cache(),
-            sources: sources.clone(),
-            mirror_pods: mirror_pods.clone(),
-            checkpoints_dir: config.paths.checkpoints(),
-            request_timeout: config.runtime_request_timeout(),
-        });
+        serve_runtime_apis(start, &connections, &node, &sources);
         if let (Some(client), Some(sender)) = (server.client, sources.api_sender()) {
-            let (node, hub, statics) = (config.node_name.clone(), reporter.hub.clone(), sources.statics());
+            let (hub, mirror_pods, statics) = (reporter.hub.clone(), node.mirror_pods.clone(), sources.statics());
+            let node = config.node_name.clone();
             let source = PodSource { node, sender, hub, mirror_pods, statics, seen: server.pods_seen, starts };
             tokio::spawn(watch_pods(client, source, server.node_seen));
         }
@@ -492,6 +443,116 @@ impl Loops {
             Err("the main loop has ended: a pod source or PLEG is gone".into())
         }
     }
+}
+
+/// Who decides or does one kind of thing for all pods.
+struct Managers {
+    runtime: RuntimeSide,
+    allocations: Arc<Allocations>,
+    prober: Arc<Prober>,
+    container_manager: Arc<ContainerManager>,
+    claims: Arc<DraManager>,
+    volume_manager: Arc<VolumeManager>,
+    cgroups: NodeCgroups,
+    pressure: Arc<PressureReports>,
+}
+
+/// What the sync loop and all of its tasks share.
+fn node_context(
+    start: &Start,
+    connections: &Connections,
+    followers: &Followers,
+    machine: &Machine,
+    server: &Server,
+    known: &Learned,
+    managers: Managers,
+) -> NodeContext {
+    let Managers { runtime, allocations, prober, container_manager, claims, volume_manager, cgroups, pressure } =
+        managers;
+    NodeContext {
+        config: start.config.clone(),
+        shared_facts: known.facts.clone(),
+        allocatable_memory: machine.resources.allocatable_memory(),
+        started: start.started,
+        volnetd: connections.volnetd.clone(),
+        files_on_their_way: Semaphore::new(FILES_ON_THEIR_WAY),
+        volume_manager,
+        objects: server.objects.clone(),
+        mirror_pods: Arc::default(),
+        pleg: followers.pleg.clone(),
+        cache: followers.pleg.cache(),
+        health: followers.health.clone(),
+        hub: start.reporter.hub.clone(),
+        spared_logs: Arc::default(),
+        reporter: start.reporter.clone(),
+        metrics: followers.metrics.clone(),
+        runtime,
+        prober,
+        termination_messages: TerminationMessages::new(start.daemon.broker.clone()),
+        ownership: known.ownership.clone(),
+        allocations,
+        container_manager,
+        claims,
+        pods: PodTable::default(),
+        cgroups,
+        pressure,
+        prune_gate: PruneGate::default(),
+        loop_monitor: LoopMonitor::default(),
+    }
+}
+
+/// The pods' cgroup tree. `ready`: once it is there.
+fn pod_cgroups(
+    config: &NodeConfig,
+    machine: &Machine,
+    driver: String,
+    ready: watch::Receiver<Option<Epoch>>,
+) -> NodeCgroups {
+    NodeCgroups {
+        capacity: machine.capacity.clone(),
+        reserved: machine.reserved.clone(),
+        enforce_pods: config.kubelet.enforces_pods(),
+        qos_reserved: facts::qos_reserved(config, &machine.capacity, &machine.reserved),
+        driver,
+        ready,
+        limited: AtomicBool::default(),
+        qos_written: tokio::sync::Mutex::default(),
+        qos_unsettled: Notify::new(),
+    }
+}
+
+/// From here on pods are wanted; those that run are known to their manifests.
+fn start_sources(
+    start: &Start,
+    connections: &Connections,
+    running: Vec<FoundPod>,
+) -> (Arc<Sources>, mpsc::Receiver<PodUpdate>) {
+    let (sources, updates) = Sources::start(
+        sources_config(&start.config, running),
+        BrokerManifests::new(start.daemon.broker.clone(), connections.link.clone()),
+        Box::new(connections.state.clone()),
+        dropped_sink(start.reporter.clone()),
+    );
+    (Arc::new(sources), updates)
+}
+
+/// Calls that need the runtime, and what the sync loop knows of it, are answered from here on.
+fn serve_runtime_apis(start: &Start, connections: &Connections, node: &NodeContext, sources: &Arc<Sources>) {
+    start.runtime_apis.logs.set(LogParts {
+        hub: node.hub.clone(),
+        spared: node.spared_logs.clone(),
+        volnetd: connections.volnetd.clone(),
+        broker: start.daemon.broker.clone(),
+        cri: connections.cri.clone(),
+    });
+    start.runtime_apis.streams.set(StreamParts {
+        cri: connections.cri.clone(),
+        cache: node.cache.clone(),
+        sources: sources.clone(),
+        mirror_pods: node.mirror_pods.clone(),
+        checkpoints_dir: start.config.paths.checkpoints(),
+        request_timeout: start.config.runtime_request_timeout(),
+    });
 }
 
 /// Follows logind where pods get time at a shutdown of the machine.
