@@ -22,6 +22,8 @@ pub const LIMITS: Limits = Limits {
         node: Share { places: 8, at_once: 4, of_one: 4 },
         local: Share { places: 40, at_once: 4, of_one: 2 },
         foreign: Share { places: 24, at_once: 4, of_one: 1 },
+        // Statistics tell of a file system, or do not.
+        questions: Share::NONE,
         // Measuring all files of a volume has a place as any other request.
         walks: Share::NONE,
     },

@@ -49,6 +49,8 @@ pub const LIMITS: Limits = Limits {
         node: Share { places: 4, at_once: 4, of_one: 4 },
         local: Share { places: 64, at_once: 8, of_one: 2 },
         foreign: Share { places: 64, at_once: 8, of_one: 2 },
+        // One of a volume: a second one would tell nothing else.
+        questions: Share { places: 16, at_once: 8, of_one: 1 },
         // With those that wait half of the calls that a peer may have in work.
         walks: Share { places: 64, at_once: 64, of_one: 2 },
     },
@@ -373,7 +375,8 @@ fn read(what: &str, mut answer: Message) -> Result<(Done, Option<OwnedFd>), Stat
 #[derive(Debug)]
 pub enum Asked {
     Answered(Result<Done, Status>),
-    /// It was asked, and does not answer.
+    /// It was asked, now or before, and does not answer; or so many others do not that it cannot be asked. What waits for their servers
+    /// may do so for ever: it is not to keep this one's volume from its pod.
     Silent(String),
     /// No worker could ask, or one was ended by something else: nothing is known.
     Unasked(String),
@@ -413,7 +416,7 @@ pub async fn ask(workers: &WorkerPool, task: &Task) -> Asked {
     if is_silent(error.as_ref(), since, hangs_already) { Asked::Silent(why) } else { Asked::Unasked(why) }
 }
 
-/// Whether a question without an answer was asked. `error`: the pool's, none where the time was over; `since`: how long a worker had it,
+/// Whether a question without an answer was asked, or cannot be for others that hang. `error`: the pool's, none where the time was over; `since`: how long a worker had it,
 /// if one did; `hangs_already`: a worker hangs in the very same question, asked now or before. Pure.
 fn is_silent(error: Option<&WorkerError>, since: Option<Duration>, hangs_already: bool) -> bool {
     let ended_by_its_alarm = |since: Duration| since >= Duration::from_secs(way::PATIENCE_S.into()) / 2;
@@ -421,12 +424,8 @@ fn is_silent(error: Option<&WorkerError>, since: Option<Duration>, hangs_already
         || match error {
             None => since.is_some(),
             Some(WorkerError::Ended { .. }) => since.is_some_and(ended_by_its_alarm),
-            Some(
-                WorkerError::Start(_)
-                | WorkerError::TooMany { .. }
-                | WorkerError::Queue { .. }
-                | WorkerError::Io { .. },
-            ) => false,
+            Some(WorkerError::TooMany { .. }) => true,
+            Some(WorkerError::Start(_) | WorkerError::Queue { .. } | WorkerError::Io { .. }) => false,
         }
 }
 
@@ -597,7 +596,7 @@ mod tests {
             (None, None, true, true),
             (Some(ended()), late, false, true),
             (Some(ended()), soon, false, false),
-            (Some(too_many()), None, false, false),
+            (Some(too_many()), None, false, true),
             (Some(too_many()), None, true, true),
             (Some(no_fork()), None, false, false),
         ] {
@@ -605,34 +604,46 @@ mod tests {
         }
     }
 
+    /// Silent mounts, two of one pod among them, however many: nobody is kept from other volumes of the pod, and nobody's verbs wait.
     #[tokio::test]
-    async fn where_nobody_can_ask_nothing_is_known_of_a_mount() {
+    async fn questions_that_hang_stand_in_no_other_volume_s_way() {
         let (release, held) = std::sync::mpsc::channel::<()>();
         let held = parking_lot::Mutex::new(held);
-        let work = move |request| {
-            let _ = held.lock().recv();
-            request
+        let work = move |request: Message| {
+            if !String::from_utf8_lossy(&request.bytes).contains("well") {
+                let _ = held.lock().recv();
+            }
+            Message::of(serde_json::to_vec::<Result<Done, Refusal>>(&Ok(Done::Nothing)).unwrap())
         };
         let workers = WorkerPool::here(Limits { hangs_after: Duration::from_millis(10), ..LIMITS }, work);
-        let question = |spec: &str| {
+        let volume = |spec: &str| {
             let (driver, volume_handle) = ("d".into(), spec.into());
             let device = CsiDevice { driver, volume_handle, spec_name: spec.into(), block: false };
-            Task::AskPublished { published: Published::from_wire("p", Some(&device), false).unwrap() }
+            Published::from_wire("p", Some(&device), false).unwrap()
         };
-        let silent = question("silent");
-        for hanging in 1..=LIMITS.shares.foreign.of_one {
-            let (workers, party, what) = (workers.clone(), party::of(&silent).await, silent.what());
-            tokio::spawn({
-                let workers = workers.clone();
-                async move { workers.call(party, what, Message::of(Vec::new()), ()).await }
-            });
-            while workers.hanging().len() < hanging {
+        let question = |spec: &str| Task::AskPublished { published: volume(spec) };
+        let hang = async |spec: &str, count: usize| {
+            let (silent, asking) = (question(spec), workers.clone());
+            tokio::spawn(async move { ask(&asking, &silent).await });
+            while workers.hanging().len() < count {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
+        };
+        for count in 1..=2 {
+            hang(&format!("silent-{count}"), count).await;
         }
-        assert!(matches!(ask(&workers, &silent).await, Asked::Silent(why) if why.contains("volume silent of pod p")));
-        let asked = ask(&workers, &question("dead")).await;
-        assert!(matches!(&asked, Asked::Unasked(why) if why.contains("as many as there may be")), "{asked:?}");
+        let again = ask(&workers, &question("silent-1")).await;
+        assert!(matches!(&again, Asked::Silent(why) if why.contains("volume silent-1 of pod p")), "{again:?}");
+        let third = ask(&workers, &question("well")).await;
+        assert!(matches!(third, Asked::Answered(Ok(Done::Nothing))), "{third:?}");
+        // As many as there may be: who cannot be asked is left as it is, and is taken back.
+        for count in 3..=LIMITS.shares.questions.places {
+            hang(&format!("silent-{count}"), count).await;
+        }
+        let another = ask(&workers, &question("well")).await;
+        assert!(matches!(&another, Asked::Silent(why) if why.contains("as many as there may be")), "{another:?}");
+        let begin = Task::BeginUnpublish { published: volume("well") };
+        assert!(matches!(call(&workers, &begin, None, ()).await, Ok((Done::Nothing, None))));
         drop(release);
     }
 }

@@ -360,6 +360,45 @@ async fn a_mount_that_is_found_dead_is_refused() {
     program.stop().await;
 }
 
+/// Each volume of a pod is asked for by itself: two that hang in their questions are taken as they are, and of a third one is known
+/// whether it is served; verbs that enter none go on.
+#[tokio::test(flavor = "current_thread")]
+async fn silent_volumes_of_a_pod_keep_nobody_from_its_others() {
+    if !SilentFs::is_possible() {
+        skip_this_test(Lack::Fuse).unwrap();
+        return;
+    }
+    let Some(program) = Program::new("csi-silent-pod") else { return };
+    let (epoch, mut csi, mut volumes) = clients(&program).await;
+    volumes.prepare_pod(PreparePodRequest { pod_uid: "p".into() }).await.unwrap();
+    let of = |spec: &str| CsiDevice { volume_handle: spec.into(), spec_name: spec.into(), ..device(false) };
+    let mut targets = Vec::new();
+    for spec in ["silent-a", "silent-b", "dead", "well"] {
+        let target = csi.prepare_publish(to_publish("p", of(spec))).await.unwrap().into_inner().target_path;
+        std::fs::create_dir_all(&target).unwrap();
+        targets.push(target);
+    }
+    let found = |spec: &str| CommitPublishRequest { found: true, ..to_commit("p", of(spec)) };
+    let [a, b, dead, well] = &targets[..] else { panic!("four") };
+    let silent = [a, b].map(|target| SilentFs::mount_silent(Path::new(target)).unwrap());
+    let dead_one = SilentFs::mount_dead(Path::new(dead)).unwrap();
+    mount_tmpfs(Path::new(well));
+    for _ in 0..2 {
+        for (spec, target) in [("silent-a", a), ("silent-b", b), ("well", well)] {
+            let reply = tokio::time::timeout(LONG, csi.commit_publish(found(spec))).await.unwrap().unwrap();
+            assert_eq!(reply.into_inner().host_path, *target);
+        }
+        let refused = tokio::time::timeout(LONG, csi.commit_publish(found("dead"))).await.unwrap().unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::Internal, "{refused:?}");
+        assert!(silent.iter().all(|one| one.unanswered() > 0));
+    }
+    let end = EndPublishRequest { pod_uid: "p".into(), device: Some(of("silent-a")), guard: guard(epoch) };
+    tokio::time::timeout(LONG, csi.begin_unpublish(end)).await.unwrap().unwrap();
+    rustix::mount::unmount(Path::new(well), rustix::mount::UnmountFlags::empty()).unwrap();
+    drop((silent, dead_one));
+    program.stop().await;
+}
+
 #[tokio::test(flavor = "current_thread")]
 async fn what_is_mounted_elsewhere_on_the_machine_is_not_unstaged() {
     let Some(program) = Program::new("csi-elsewhere") else { return };

@@ -22,7 +22,7 @@ use prost::Message as _;
 const BASE: u32 = 61194;
 const SHARE: Share = Share { places: 8, at_once: 4, of_one: 4 };
 const LIMITS: Limits = Limits {
-    shares: Shares { node: SHARE, local: SHARE, foreign: SHARE, walks: Share::NONE },
+    shares: Shares { node: SHARE, local: SHARE, foreign: SHARE, questions: Share::NONE, walks: Share::NONE },
     hangs_after: Duration::from_secs(5),
 };
 

@@ -17,7 +17,7 @@ use crate::wire::Message;
 
 /// Workers of one fork server, those that hang included: each is a process of a few pages. Where the server outlives the daemon that
 /// asks it (kubelet-walker), those that hang for an earlier one count, too.
-pub const WORKERS_MAX: usize = 204;
+pub const WORKERS_MAX: usize = 220;
 
 /// Where connections for new workers come from.
 #[allow(missing_debug_implementations, reason = "it holds functions")]

@@ -168,7 +168,7 @@ impl fmt::Debug for WorkerPool {
 }
 
 impl WorkerPool {
-    /// WorkerPool of the fork server that has the other end of this socket. Call within a tokio runtime.
+    /// The workers of the fork server that has the other end of this socket. Call within a tokio runtime.
     ///
     /// # Errors
     /// The socket cannot be registered with the runtime.
@@ -176,7 +176,7 @@ impl WorkerPool {
         Ok(Self::new(Source::Passed(async_fd::register(socket)?), limits, tell))
     }
 
-    /// WorkerPool of the fork server that listens at this path.
+    /// The workers of the fork server that listens at this path.
     pub fn at(path: PathBuf, limits: Limits, tell: Tell) -> Self {
         Self::new(Source::At(path), limits, tell)
     }
@@ -417,7 +417,7 @@ mod tests {
     const SHARE: Share = Share { places: 4, at_once: 2, of_one: 1 };
     const WALKS: Share = Share { places: 2, at_once: 2, of_one: 1 };
     const LIMITS: Limits = Limits {
-        shares: Shares { node: SHARE, local: SHARE, foreign: SHARE, walks: WALKS },
+        shares: Shares { node: SHARE, local: SHARE, foreign: SHARE, questions: SHARE, walks: WALKS },
         hangs_after: Duration::from_millis(20),
     };
 

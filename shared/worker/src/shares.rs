@@ -16,6 +16,9 @@ pub enum Kind {
     /// File systems and devices that somebody else serves, and of which a pod may be who serves them: NFS, iSCSI, FUSE, a
     /// driver's.
     Foreign,
+    /// Whether a mount is served by somebody, and nothing else of it. Who cannot be asked is left as it is, so that questions that hang
+    /// stand in the way of no mount and unmount.
+    Question,
     /// All files of one volume, wherever it is. It may take hours with nothing amiss, so nobody can tell one that is at work from one
     /// that hangs, and who finds no place waits for both.
     Walk,
@@ -34,6 +37,7 @@ impl fmt::Display for Kind {
             Kind::Node => "the node's own file systems",
             Kind::Local => "what pods have on this machine",
             Kind::Foreign => "file systems and devices that others serve",
+            Kind::Question => "questions whether mounts are served",
             Kind::Walk => "all files of volumes",
         })
     }
@@ -58,6 +62,10 @@ impl Party {
 
     pub fn foreign(whose: impl Into<String>) -> Self {
         Party { kind: Kind::Foreign, whose: whose.into() }
+    }
+
+    pub fn question(whose: impl Into<String>) -> Self {
+        Party { kind: Kind::Question, whose: whose.into() }
     }
 
     pub fn walk(whose: impl Into<String>) -> Self {
@@ -127,6 +135,7 @@ pub struct Shares {
     pub node: Share,
     pub local: Share,
     pub foreign: Share,
+    pub questions: Share,
     /// As many as have a place may wait for one ([`Kind::Walk`]).
     pub walks: Share,
 }
@@ -137,13 +146,15 @@ impl Shares {
             Kind::Node => &self.node,
             Kind::Local => &self.local,
             Kind::Foreign => &self.foreign,
+            Kind::Question => &self.questions,
             Kind::Walk => &self.walks,
         }
     }
 
     /// Requests that can have a worker at once, those that hang included.
     pub const fn places(&self) -> usize {
-        self.node.places + self.local.places + self.foreign.places + self.walks.places
+        let Shares { node, local, foreign, questions, walks } = self;
+        node.places + local.places + foreign.places + questions.places + walks.places
     }
 }
 
@@ -204,7 +215,7 @@ mod tests {
     use tokio::time::Instant;
 
     const SHARE: Share = Share { places: 6, at_once: 2, of_one: 2 };
-    const SHARES: Shares = Shares { node: SHARE, local: SHARE, foreign: SHARE, walks: SHARE };
+    const SHARES: Shares = Shares { node: SHARE, local: SHARE, foreign: SHARE, questions: SHARE, walks: SHARE };
 
     fn hanging() -> Hanging {
         Hanging { pid: 1, what: "statfs of /v".into(), since: Instant::now(), takes_long: false }
@@ -248,6 +259,7 @@ mod tests {
             Party::foreign("pod other"),
             Party::local("pod other"),
             Party::local("pod attacker"),
+            Party::question("pod attacker"),
             Party::node("/var/lib/kubelet"),
         ];
         for party in others {
@@ -294,7 +306,13 @@ mod tests {
     }
 
     fn party() -> impl Strategy<Value = Party> {
-        let kind = prop_oneof![Just(Kind::Node), Just(Kind::Local), Just(Kind::Foreign), Just(Kind::Walk)];
+        let kind = prop_oneof![
+            Just(Kind::Node),
+            Just(Kind::Local),
+            Just(Kind::Foreign),
+            Just(Kind::Question),
+            Just(Kind::Walk)
+        ];
         (kind, 0..6_u8).prop_map(|(kind, whose)| Party { kind, whose: whose.to_string() })
     }
 
@@ -317,7 +335,7 @@ mod tests {
             steps in proptest::collection::vec(step(), 0..200),
         ) {
             let share = Share { places, at_once, of_one };
-            let shares = Shares { node: share, local: share, foreign: share, walks: share };
+            let shares = Shares { node: share, local: share, foreign: share, questions: share, walks: share };
             let mut taken = Taken::default();
             let works = |one: &Request| one.hanging.is_none() || one.party.kind.takes_long();
             for step in steps {

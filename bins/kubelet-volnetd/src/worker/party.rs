@@ -85,10 +85,9 @@ fn whose(task: &Task) -> String {
         | Task::GivePublished { published, .. }
         | Task::BeginUnpublish { published }
         | Task::EndPublish { published } => of_pod(&published.pod),
-        // A share of its own: the pod's other verbs go on beside mounts that do not answer.
-        Task::AskPublished { published } => format!("what is mounted for pod {}", published.pod),
-        // The same of the volume's other verbs.
-        Task::AskOnce { once } => format!("what is mounted of {}", once.what()),
+        // Of each volume its own: one that does not answer keeps nobody from asking for the pod's others.
+        Task::AskPublished { published } => published.what(),
+        Task::AskOnce { once } => once.what(),
         Task::MountDevice { place, .. } | Task::GrowXfs { place, .. } | Task::UnmountDevice { place } => {
             place.to_string()
         }
@@ -116,6 +115,7 @@ fn entered(task: &Task) -> Entered<'_> {
         | Task::OpenEnvFile { .. }
         | Task::EndDevice { .. } => Entered::Known(Kind::Local),
         Task::OpenNodeLog { .. } => Entered::Known(Kind::Node),
+        Task::AskPublished { .. } | Task::AskOnce { .. } => Entered::Known(Kind::Question),
         Task::GivePublished { .. } | Task::GiveLocal { .. } | Task::GiveFlex { .. } => Entered::Known(Kind::Walk),
         Task::TearDownPod { pod, .. } => Entered::Pod(pod),
         Task::CheckHostPath { path, .. } => Entered::Path(path),
@@ -144,8 +144,6 @@ fn entered(task: &Task) -> Entered<'_> {
         | Task::EndStage { .. }
         | Task::EndNameless { .. }
         | Task::PreparePublish { .. }
-        | Task::AskPublished { .. }
-        | Task::AskOnce { .. }
         | Task::CommitPublish { .. }
         | Task::BeginUnpublish { .. }
         | Task::EndPublish { .. } => Entered::Known(Kind::Foreign),
