@@ -261,7 +261,7 @@ pub fn open(
     metrics: metrics::Metrics,
     workers: WorkerPool,
 ) -> Result<Node, RunError> {
-    let node = match Node::open(settings, epoch, metrics, workers) {
+    let mut node = match Node::open(settings, epoch, metrics, workers) {
         // The skeleton's word for it, so that the supervisor is told by the exit code.
         Err(error @ node::NodeError::Locked(_)) => {
             tracing::error!("{error}");
@@ -270,7 +270,8 @@ pub fn open(
         other => other?,
     };
     volumes::list::drop_contradicted(&node);
-    other_kubelet::look(&node.settings.paths, node.state(), || volumes::csi::boot::forget(&node));
+    let forget = || volumes::csi::boot::forget(&node);
+    node.other_kubelet = other_kubelet::look(&node.settings.paths, node.state(), forget);
     volumes::csi::boot::look(&node)?;
     Ok(node)
 }

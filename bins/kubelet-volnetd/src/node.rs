@@ -28,6 +28,7 @@ use crate::guard::Guard;
 use crate::inhibitor::Inhibitor;
 use crate::journal::{Journal, JournalError, StagedKey, StagingIntent};
 use crate::metrics::Metrics;
+use crate::other_kubelet::Looked;
 
 /// What the operator decided, reduced to what concerns this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -138,6 +139,7 @@ pub struct Node {
     pub pod_resources: AgentSocket,
     pub pods_api: AgentSocket,
     pub device_plugins: AgentSocket,
+    pub other_kubelet: Looked,
     locks: Mutex<HashMap<LockKey, Arc<RwLock<()>>>>,
     /// Held for life: one volnetd for each root directory.
     state: OwnedFd,
@@ -237,6 +239,7 @@ impl Node {
             pod_resources: AgentSocket::pod_resources(),
             pods_api: AgentSocket::pods_api(),
             device_plugins: AgentSocket::device_plugins(),
+            other_kubelet: Looked::Done,
             locks: Mutex::new(HashMap::new()),
             settings,
             state,

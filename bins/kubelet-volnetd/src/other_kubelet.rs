@@ -32,12 +32,24 @@ fn is_another(noted: Option<&str>, there: Option<&str>) -> bool {
     noted.zip(there).is_some_and(|(noted, there)| noted != there)
 }
 
+/// What a look has come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Looked {
+    /// There was no other kubelet, or everybody knows of it.
+    Done,
+    /// Somebody may not know of it: what is noted stays as it is, so that no socket that is bound now is the one that was noted, and
+    /// the next start finds another kubelet out again.
+    Failed,
+}
+
 /// Looks once, before anything that was kept is relied upon. `forget` drops what this process itself has kept. A failure is logged:
 /// it keeps no node from coming up.
-pub fn look(paths: &InstancePaths, state: BorrowedFd<'_>, forget: impl FnOnce() -> io::Result<()>) {
+pub fn look(paths: &InstancePaths, state: BorrowedFd<'_>, forget: impl FnOnce() -> io::Result<()>) -> Looked {
+    let mut come_to = Looked::Failed;
     let looked = noted(state).and_then(|noted| {
         let there = made(&paths.root_dir)?;
         if !is_another(noted.as_deref(), there.as_deref()) {
+            come_to = Looked::Done;
             return Ok(());
         }
         tracing::info!("another kubelet has had the node: what was kept of its pods before is outdated");
@@ -45,16 +57,21 @@ pub fn look(paths: &InstancePaths, state: BorrowedFd<'_>, forget: impl FnOnce() 
         for process in TOLD {
             tell(paths, process)?;
         }
+        come_to = Looked::Done;
         // Last: where this start comes to an end before, the next one finds it out again.
         journal::replace(state, Path::new(NOTED), there.unwrap_or_default().as_bytes(), 0o600)
     });
     if let Err(error) = looked {
         tracing::warn!(error = chain(&error), "failed to find out whether another kubelet has had the node");
     }
+    come_to
 }
 
 /// The socket is about to be bound: whoever ends before [`bound`] leaves none that is known.
-pub fn binding(state: BorrowedFd<'_>) {
+pub fn binding(state: BorrowedFd<'_>, looked: Looked) {
+    if looked == Looked::Failed {
+        return;
+    }
     let removed = match rustix::fs::unlinkat(state, NOTED, AtFlags::empty()) {
         Err(errno) if errno != Errno::NOENT => Err(errno),
         _ => rustix::fs::fsync(state),
@@ -65,7 +82,10 @@ pub fn binding(state: BorrowedFd<'_>) {
 }
 
 /// It is bound.
-pub fn bound(root_dir: &Path, state: BorrowedFd<'_>) {
+pub fn bound(root_dir: &Path, state: BorrowedFd<'_>, looked: Looked) {
+    if looked == Looked::Failed {
+        return;
+    }
     let noted = made(root_dir).and_then(|made| match made {
         Some(made) => journal::replace(state, Path::new(NOTED), made.as_bytes(), 0o600),
         None => Ok(()),
@@ -177,18 +197,23 @@ mod tests {
         }
 
         fn bind_ours(&self) {
-            binding(self.state.as_fd());
+            self.bind_after(Looked::Done);
+        }
+
+        fn bind_after(&self, looked: Looked) {
+            binding(self.state.as_fd(), looked);
             self.bind();
-            bound(self.dir.path(), self.state.as_fd());
+            bound(self.dir.path(), self.state.as_fd(), looked);
         }
 
         /// What a start finds: whether volumes were forgotten, and kubelet-syncd told.
         fn start(&self) -> (bool, bool) {
             let forgotten = Cell::new(false);
-            look(&self.paths, self.state.as_fd(), || {
+            let looked = look(&self.paths, self.state.as_fd(), || {
                 forgotten.set(true);
                 Ok(())
             });
+            assert_eq!(looked, Looked::Done);
             let told = self.dir.path().join("bulkhead/syncd").join(ANOTHER_KUBELET);
             (forgotten.get(), std::fs::remove_file(told).is_ok())
         }
@@ -207,7 +232,7 @@ mod tests {
         std::fs::remove_file(root.socket()).unwrap();
         assert_eq!(root.start(), (false, false), "somebody has removed it");
         root.bind_ours();
-        binding(root.state.as_fd());
+        binding(root.state.as_fd(), Looked::Done);
         root.bind();
         assert_eq!(root.start(), (false, false), "killed between the bind and its note");
         std::fs::remove_dir_all(root.dir.path().join("pod-resources")).unwrap();
@@ -219,8 +244,16 @@ mod tests {
         let root = Root::new();
         root.bind_ours();
         root.bind();
-        look(&root.paths, root.state.as_fd(), || Err(Errno::IO.into()));
+        let fail = || look(&root.paths, root.state.as_fd(), || Err(Errno::NOSPC.into()));
+        assert_eq!(fail(), Looked::Failed);
         assert_eq!(root.start(), (true, true), "the try before has come to nothing");
+        assert_eq!(root.start(), (false, false));
+        // The socket is bound all the same, and again where the whole agent begins anew.
+        root.bind();
+        for _ in 0..2 {
+            root.bind_after(fail());
+        }
+        assert_eq!(root.start(), (true, true), "ours is not taken for the one that was noted");
         assert_eq!(root.start(), (false, false), "killed before ours was bound");
         root.bind_ours();
         assert_eq!(root.start(), (false, false));

@@ -105,8 +105,8 @@ pub fn open(node: &Node, caller: Caller, kind: Kind) -> Result<OwnedFd, BrokerEr
         Kind::Listener(listener) if listener.kind() == wire::listener::Kind::PodResources => {
             let Settings { paths, named_root_dir, .. } = &node.settings;
             let note = |bind: Binding<'_>| match bind {
-                Binding::Begins => other_kubelet::binding(node.state()),
-                Binding::Done(_) => other_kubelet::bound(&paths.root_dir, node.state()),
+                Binding::Begins => other_kubelet::binding(node.state(), node.other_kubelet),
+                Binding::Done(_) => other_kubelet::bound(&paths.root_dir, node.state(), node.other_kubelet),
             };
             Ok(node.pod_resources.take(&paths.root_dir, named_root_dir, note)?)
         }
