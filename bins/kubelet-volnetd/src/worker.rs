@@ -537,7 +537,7 @@ fn act(settings: &Settings, task: Task, fd: Option<OwnedFd>) -> Result<(Done, Op
             stage::commit(settings, &staged)?;
             Done::Nothing
         }
-        Task::BeginUnstage { staged } => Done::Elsewhere(stage::may_begin_end(settings, &staged)?),
+        Task::BeginUnstage { staged } => Done::Elsewhere(stage::begin_end(settings, &staged)?),
         Task::AskOnce { once } => Done::Dead(references::is_dead(settings, &once)),
         Task::EndStage { staged } => {
             stage::end(settings, &staged)?;

@@ -214,7 +214,7 @@ pub async fn ask_published(node: &Node, published: &Published) -> Result<(), Sta
 ///
 /// # Errors
 /// ABORTED: it is mounted elsewhere; UNAVAILABLE: nobody could ask it.
-pub async fn is_mounted_nowhere_else(node: &Node, once: Once, references: &[String]) -> Result<(), Status> {
+pub async fn refuse_if_mounted_elsewhere(node: &Node, once: Once, references: &[String]) -> Result<(), Status> {
     if references.is_empty() {
         return Ok(());
     }
@@ -273,7 +273,11 @@ async fn take_back(node: Arc<Node>, locks: Locks, noted: Noted, task: Task, ends
 }
 
 /// Refuses a block volume that a driver may be publishing to a pod: nothing on the disk shows that.
-fn may_end(node: &Node, spec: Option<&VolumeName>, what: impl FnOnce() -> String) -> Result<(), Status> {
+fn refuse_if_being_published(
+    node: &Node,
+    spec: Option<&VolumeName>,
+    what: impl FnOnce() -> String,
+) -> Result<(), Status> {
     let Some(spec) = spec else { return Ok(()) };
     let intent = Intent::Publish { spec: spec.clone(), block: true };
     let pods = node.journal.all().into_iter().filter(|(_, intents)| intents.contains(&intent));
@@ -288,11 +292,11 @@ fn may_end(node: &Node, spec: Option<&VolumeName>, what: impl FnOnce() -> String
 /// A pod has it; ABORTED where it is mounted elsewhere; UNAVAILABLE where no worker answers.
 pub async fn begin_unstage(node: Arc<Node>, locks: Locks, staged: Staged) -> Result<(), Status> {
     to_its_end(async move {
-        may_end(&node, staged.block.as_ref(), || staged.what())?;
+        refuse_if_being_published(&node, staged.block.as_ref(), || staged.what())?;
         let noted = Noted::of_staged(&staged);
         let (locks, once) = (Arc::new(locks), Once::Csi(staged.clone()));
         match worker::call(&node.workers, &Task::BeginUnstage { staged }, None, locks.clone()).await? {
-            (Done::Elsewhere(references), _) => is_mounted_nowhere_else(&node, once, &references).await?,
+            (Done::Elsewhere(references), _) => refuse_if_mounted_elsewhere(&node, once, &references).await?,
             (other, _) => return Err(unexpected(&other)),
         }
         noted.begin(&node).await?;
@@ -305,7 +309,7 @@ pub async fn begin_unstage(node: Arc<Node>, locks: Locks, staged: Staged) -> Res
 /// # Errors
 /// The verb's own, or UNAVAILABLE where no worker answers.
 pub async fn end_stage(node: Arc<Node>, locks: Locks, staged: Staged) -> Result<(), Status> {
-    may_end(&node, staged.block.as_ref(), || staged.what())?;
+    refuse_if_being_published(&node, staged.block.as_ref(), || staged.what())?;
     let noted = Noted::of_staged(&staged);
     take_back(node, locks, noted, Task::EndStage { staged }, true).await
 }
@@ -315,7 +319,7 @@ pub async fn end_stage(node: Arc<Node>, locks: Locks, staged: Staged) -> Result<
 /// # Errors
 /// The verb's own, or UNAVAILABLE where no worker answers.
 pub async fn end_nameless(node: Arc<Node>, locks: Locks, nameless: Nameless) -> Result<(), Status> {
-    may_end(&node, nameless.block(), || nameless.what())?;
+    refuse_if_being_published(&node, nameless.block(), || nameless.what())?;
     let noted = Noted::of_folder(nameless.data_folder());
     take_back(node, locks, noted, Task::EndNameless { nameless }, true).await
 }

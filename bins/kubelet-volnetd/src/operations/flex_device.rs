@@ -162,7 +162,7 @@ async fn unmounted(node: &Arc<Node>, flex: &FlexVolume) -> Result<(), Status> {
     let at = place.clone();
     let look = on_the_pool(node, move |node| {
         let is_mounted = global::is_mounted(&node.settings, &at)?;
-        global::is_free(&node.settings, &at)?;
+        global::ensure_free(&node.settings, &at)?;
         let once = Once::Flex(at);
         if is_mounted {
             references::elsewhere(&node.settings, &once).map(|found| Some((once, found)))
@@ -171,7 +171,7 @@ async fn unmounted(node: &Arc<Node>, flex: &FlexVolume) -> Result<(), Status> {
         }
     });
     if let Some((once, found)) = look.await? {
-        csi::is_mounted_nowhere_else(node, once, &found).await?;
+        csi::refuse_if_mounted_elsewhere(node, once, &found).await?;
         match node.flex.ask(&question(Act::UnmountDevice, flex)).await {
             Ok(_) => {}
             Err(FlexError::NotSupported) => {

@@ -137,7 +137,7 @@ pub fn prepare(settings: &Settings, pod: &PodUid, wanted: &SubPath) -> Result<Pa
         Root::Flex(driver) => of_plugin(driver.as_str())?,
         Root::Csi => {
             let target = settings.paths.pod(pod).join(csi::paths::pod_mount(wanted.volume.as_str()));
-            csi::way::is_clear(&settings.paths.pods(), &target)?;
+            csi::way::ensure_clear(&settings.paths.pods(), &target)?;
             (of_plugin(csi::paths::PLUGIN)?.0, target)
         }
         Root::HostPath(path) => {

@@ -36,10 +36,10 @@ fn ways(settings: &Settings, published: &Published) -> Vec<(PathBuf, PathBuf)> {
     }
 }
 
-fn is_clear(settings: &Settings, published: &Published) -> Result<way::Mounts, VolumeError> {
+fn ensure_clear(settings: &Settings, published: &Published) -> Result<way::Mounts, VolumeError> {
     let mut at_target = None;
     for (base, path) in ways(settings, published) {
-        let mounts = way::is_clear(&base, &path)?;
+        let mounts = way::ensure_clear(&base, &path)?;
         at_target.get_or_insert(mounts);
     }
     let mounts = at_target.unwrap_or_else(|| way::Mounts::of([]));
@@ -70,9 +70,9 @@ fn shown_data(settings: &Settings, published: &Published) -> PathBuf {
     }
 }
 
-fn is_another(settings: &Settings, folder: &OwnedFd, published: &Published) -> Result<(), CsiError> {
+fn ensure_same_volume(settings: &Settings, folder: &OwnedFd, published: &Published) -> Result<(), CsiError> {
     match &published.device {
-        Some(device) => stage::is_another(folder, &shown_data(settings, published), device),
+        Some(device) => stage::ensure_same_volume(folder, &shown_data(settings, published), device),
         None => Ok(()),
     }
 }
@@ -82,10 +82,10 @@ fn is_another(settings: &Settings, folder: &OwnedFd, published: &Published) -> R
 /// # Errors
 /// The pod is not prepared; another volume, a link or a mount is in the way.
 pub fn look(settings: &Settings, published: &Published, data: &VolData) -> Result<Prepared, VolumeError> {
-    let mounts = is_clear(settings, published)?;
+    let mounts = ensure_clear(settings, published)?;
     let pod = pod_dir(settings, &published.pod)?;
     let Some(folder) = data_folder(settings, &pod, published)? else { return Ok(Prepared::Needed) };
-    is_another(settings, &folder, published)?;
+    ensure_same_volume(settings, &folder, published)?;
     let target = paths::target(&settings.paths, published);
     let is_there = if published.block {
         let link = paths::pod_links().join(published.spec.as_str());
@@ -115,13 +115,13 @@ fn is_target(settings: &Settings, pod: &OwnedFd, published: &Published) -> Resul
 /// # Errors
 /// As [`look`]'s; a block volume that is not prepared to be staged; a full disk.
 pub fn prepare(settings: &Settings, published: &Published, data: &VolData) -> Result<Prepared, VolumeError> {
-    let mounts = is_clear(settings, published)?;
+    let mounts = ensure_clear(settings, published)?;
     let pod = pod_dir(settings, &published.pod)?;
     let target = paths::target(&settings.paths, published);
     if published.block {
         let not_prepared = || CsiError::NotPrepared { what: published.what() };
         let folder = data_folder(settings, &pod, published)?.ok_or_else(not_prepared)?;
-        is_another(settings, &folder, published)?;
+        ensure_same_volume(settings, &folder, published)?;
         if !matches!(VolData::read(folder.as_fd()), Ok(Some(_))) {
             return Err(not_prepared().into());
         }
@@ -133,7 +133,7 @@ pub fn prepare(settings: &Settings, published: &Published, data: &VolData) -> Re
     let relative = paths::pod_folder(published.spec.as_str());
     let made = (|| {
         let folder = way::make(pod.as_fd(), &shown, &relative)?;
-        is_another(settings, &folder, published)?;
+        ensure_same_volume(settings, &folder, published)?;
         if !mounts.at(&target) {
             is_target(settings, &pod, published)?;
         }
@@ -181,11 +181,11 @@ pub fn ask(settings: &Settings, published: &Published) -> Result<(), VolumeError
 /// # Errors
 /// It was not prepared; what is published is not what it has to be.
 pub fn commit(settings: &Settings, published: &Published, has_group: bool) -> Result<PathBuf, VolumeError> {
-    let mounts = is_clear(settings, published)?;
+    let mounts = ensure_clear(settings, published)?;
     let pod = pod_dir(settings, &published.pod)?;
     let not_prepared = || CsiError::NotPrepared { what: published.what() };
     let folder = data_folder(settings, &pod, published)?.ok_or_else(not_prepared)?;
-    is_another(settings, &folder, published)?;
+    ensure_same_volume(settings, &folder, published)?;
     if !matches!(VolData::read(folder.as_fd()), Ok(Some(_))) {
         return Err(not_prepared().into());
     }
@@ -239,7 +239,7 @@ fn make_target(pod: &OwnedFd, relative: &Path) -> std::io::Result<()> {
 /// # Errors
 /// It is no folder, or the walk does not come to its end.
 pub fn give(settings: &Settings, published: &Published, giving: Giving) -> Result<(), VolumeError> {
-    let mounts = is_clear(settings, published)?;
+    let mounts = ensure_clear(settings, published)?;
     let pod = pod_dir(settings, &published.pod)?;
     let shown = settings.paths.pod(&published.pod);
     let relative = paths::pod_mount(published.spec.as_str());
@@ -286,10 +286,10 @@ pub fn begin_end(settings: &Settings, published: &Published) -> Result<(), Volum
     let pod = pod_if_there(settings, published)?;
     if let Some(pod) = &pod {
         if let Some(folder) = data_folder(settings, pod, published)? {
-            is_another(settings, &folder, published)?;
+            ensure_same_volume(settings, &folder, published)?;
         }
         let (shown, folder) = (settings.paths.pod(&published.pod), sub_paths(settings, published));
-        way::is_clear(&settings.paths.pods(), &folder)?;
+        way::ensure_clear(&settings.paths.pods(), &folder)?;
         for point in teardown::mount_points_below(&folder)? {
             teardown::unmount_beneath(pod, &shown, &point).map_err(|why| CsiError::Io {
                 doing: "unmount",
@@ -304,7 +304,7 @@ pub fn begin_end(settings: &Settings, published: &Published) -> Result<(), Volum
     }
     if published.block {
         let shown = paths::base(&settings.paths);
-        way::is_clear(&shown, &block::bound(settings, published))?;
+        way::ensure_clear(&shown, &block::bound(settings, published))?;
         let base = stage::base(settings)?;
         block::unmap(settings, base.as_ref(), pod.as_ref(), published)?;
     }
@@ -341,7 +341,7 @@ fn end_mounts(settings: &Settings, published: &Published) -> Result<(), VolumeEr
 /// Something is mounted there still, or the target is a folder that is not empty.
 pub fn end(settings: &Settings, published: &Published) -> Result<(), VolumeError> {
     for (base, path) in ways(settings, published) {
-        way::is_clear(&base, path.parent().unwrap_or(&path))?;
+        way::ensure_clear(&base, path.parent().unwrap_or(&path))?;
     }
     if published.device.is_none() {
         end_mounts(settings, published)?;
@@ -350,19 +350,19 @@ pub fn end(settings: &Settings, published: &Published) -> Result<(), VolumeError
     let target = paths::target(&settings.paths, published);
     if published.block {
         let base = paths::base(&settings.paths);
-        way::is_unmounted(&base, &[&target, &block::bound(settings, published)])?;
-        way::is_unmounted(&pods, &[&sub_paths(settings, published)])?;
+        way::ensure_unmounted(&base, &[&target, &block::bound(settings, published)])?;
+        way::ensure_unmounted(&pods, &[&sub_paths(settings, published)])?;
         let Some(open) = stage::base(settings)? else { return Ok(()) };
         let relative = paths::publish(published.spec.as_str()).join(published.pod.as_str());
         // The driver removes it, as the specification has it; upstream's kubelet forgives one that does not.
         return Ok(way::remove_one(open.as_fd(), &base, &relative)?);
     }
     let folder = settings.paths.pod(&published.pod).join(paths::pod_folder(published.spec.as_str()));
-    way::is_unmounted(&pods, &[&folder, &sub_paths(settings, published)])?;
+    way::ensure_unmounted(&pods, &[&folder, &sub_paths(settings, published)])?;
     let Some(pod) = pod_if_there(settings, published)? else { return Ok(()) };
     let shown = settings.paths.pod(&published.pod);
     let Some(open) = data_folder(settings, &pod, published)? else { return Ok(()) };
-    is_another(settings, &open, published)?;
+    ensure_same_volume(settings, &open, published)?;
     way::remove_one(pod.as_fd(), &shown, &paths::pod_mount(published.spec.as_str()))?;
     data::remove(open.as_fd()).map_err(|source| CsiError::Io {
         doing: "remove",

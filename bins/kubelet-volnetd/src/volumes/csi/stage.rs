@@ -34,28 +34,31 @@ pub fn made_base(settings: &Settings) -> Result<OwnedFd, VolumeError> {
 }
 
 /// Refuses where something is mounted over the way, or over the file.
-fn is_clear(settings: &Settings, staged: &Staged) -> Result<way::Mounts, VolumeError> {
+fn ensure_clear(settings: &Settings, staged: &Staged) -> Result<way::Mounts, VolumeError> {
     let shown = paths::base(&settings.paths);
-    let mounts = way::is_clear(&shown, &shown.join(staged.target()))?;
+    let mounts = way::ensure_clear(&shown, &shown.join(staged.target()))?;
     let file = shown.join(staged.data_folder()).join(data::NAME);
-    way::is_clear(&shown, &file)?;
+    way::ensure_clear(&shown, &file)?;
     if mounts.at(&file) {
         return Err(CsiError::MountInTheWay { path: file }.into());
     }
     Ok(mounts)
 }
 
-/// Whether the file says that another volume has the folder. One that cannot be read says nothing, and is written anew; so does one
-/// of a volume whose folder has another name.
-fn is_anothers(folder: &OwnedFd, shown: &Path, staged: &Staged) -> Result<(), CsiError> {
+/// Refuses a folder of which the file says that another volume has it. One that cannot be read says nothing, and is written anew; so
+/// does one of a volume whose folder has another name.
+fn ensure_same_staged(folder: &OwnedFd, shown: &Path, staged: &Staged) -> Result<(), CsiError> {
     match staged.block {
-        Some(_) => is_another(folder, shown, &staged.device),
+        Some(_) => ensure_same_volume(folder, shown, &staged.device),
         None => Ok(()),
     }
 }
 
-/// Whether the file says that it is of another volume than `wanted`. One that cannot be read says nothing.
-pub fn is_another(folder: &OwnedFd, shown: &Path, wanted: &super::paths::Device) -> Result<(), CsiError> {
+/// Refuses a file that says that it is of another volume than `wanted`. One that cannot be read says nothing.
+///
+/// # Errors
+/// [`CsiError::Another`].
+pub fn ensure_same_volume(folder: &OwnedFd, shown: &Path, wanted: &super::paths::Device) -> Result<(), CsiError> {
     match VolData::read(folder.as_fd()) {
         Ok(Some(there)) => match there.device() {
             Some(device) if device != *wanted => Err(CsiError::Another {
@@ -74,11 +77,11 @@ pub fn is_another(folder: &OwnedFd, shown: &Path, wanted: &super::paths::Device)
 /// # Errors
 /// Another volume, a link or a mount is in the way.
 pub fn look(settings: &Settings, staged: &Staged, data: &VolData) -> Result<Prepared, VolumeError> {
-    let mounts = is_clear(settings, staged)?;
+    let mounts = ensure_clear(settings, staged)?;
     let shown = paths::base(&settings.paths);
     let Some(base) = base(settings)? else { return Ok(Prepared::Needed) };
     let Some(folder) = way::folder(base.as_fd(), &shown, &staged.data_folder())? else { return Ok(Prepared::Needed) };
-    is_anothers(&folder, &shown.join(staged.data_folder()), staged)?;
+    ensure_same_staged(&folder, &shown.join(staged.data_folder()), staged)?;
     let target = shown.join(staged.target());
     // What is mounted there is a driver's, and need not be looked at.
     let is_there = mounts.at(&target) || is_target(&base, &shown, staged)?;
@@ -101,13 +104,13 @@ fn is_target(base: &OwnedFd, shown: &Path, staged: &Staged) -> Result<bool, CsiE
 /// # Errors
 /// As [`look`]'s, or a full disk.
 pub fn prepare(settings: &Settings, staged: &Staged, data: &VolData) -> Result<Prepared, VolumeError> {
-    let mounts = is_clear(settings, staged)?;
+    let mounts = ensure_clear(settings, staged)?;
     let shown = paths::base(&settings.paths);
     let base = made_base(settings)?;
     let made = (|| {
         let folder = way::make(base.as_fd(), &shown, &staged.data_folder())?;
         let path = shown.join(staged.data_folder());
-        is_anothers(&folder, &path, staged)?;
+        ensure_same_staged(&folder, &path, staged)?;
         let target = shown.join(staged.target());
         if !mounts.at(&target) && !is_target(&base, &shown, staged)? {
             way::make(base.as_fd(), &shown, &staged.target())?;
@@ -151,12 +154,12 @@ fn undo(base: &OwnedFd, shown: &Path, staged: &Staged) {
 /// # Errors
 /// It was not prepared; or is no folder any more, and no block volume.
 pub fn commit(settings: &Settings, staged: &Staged) -> Result<(), VolumeError> {
-    let mounts = is_clear(settings, staged)?;
+    let mounts = ensure_clear(settings, staged)?;
     let shown = paths::base(&settings.paths);
     let not_prepared = || CsiError::NotPrepared { what: staged.what() };
     let base = base(settings)?.ok_or_else(not_prepared)?;
     let folder = way::folder(base.as_fd(), &shown, &staged.data_folder())?.ok_or_else(not_prepared)?;
-    is_anothers(&folder, &shown.join(staged.data_folder()), staged)?;
+    ensure_same_staged(&folder, &shown.join(staged.data_folder()), staged)?;
     if !matches!(VolData::read(folder.as_fd()), Ok(Some(_))) {
         return Err(not_prepared().into());
     }
@@ -192,8 +195,8 @@ pub fn pods_of_block(base: &OwnedFd, shown: &Path, spec: &str) -> Result<Vec<Str
 ///
 /// # Errors
 /// [`CsiError::StillPublished`].
-pub fn may_begin_end(settings: &Settings, staged: &Staged) -> Result<Vec<String>, VolumeError> {
-    may_end(settings, staged)?;
+pub fn begin_end(settings: &Settings, staged: &Staged) -> Result<Vec<String>, VolumeError> {
+    ensure_may_end(settings, staged)?;
     let is_block = staged.block.is_some();
     if is_block { Ok(Vec::new()) } else { references::elsewhere(settings, &Once::Csi(staged.clone())) }
 }
@@ -202,14 +205,14 @@ pub fn may_begin_end(settings: &Settings, staged: &Staged) -> Result<Vec<String>
 ///
 /// # Errors
 /// [`CsiError::StillPublished`].
-fn may_end(settings: &Settings, staged: &Staged) -> Result<(), VolumeError> {
+fn ensure_may_end(settings: &Settings, staged: &Staged) -> Result<(), VolumeError> {
     match &staged.block {
-        Some(spec) => is_published_to_none(settings, spec.as_str(), || staged.what()),
+        Some(spec) => ensure_published_to_none(settings, spec.as_str(), || staged.what()),
         None => Ok(()),
     }
 }
 
-fn is_published_to_none(settings: &Settings, spec: &str, what: impl FnOnce() -> String) -> Result<(), VolumeError> {
+fn ensure_published_to_none(settings: &Settings, spec: &str, what: impl FnOnce() -> String) -> Result<(), VolumeError> {
     let shown = paths::base(&settings.paths);
     let Some(base) = base(settings)? else { return Ok(()) };
     let pods = pods_of_block(&base, &shown, spec)?;
@@ -227,13 +230,13 @@ fn is_published_to_none(settings: &Settings, spec: &str, what: impl FnOnce() -> 
 pub fn end(settings: &Settings, staged: &Staged) -> Result<(), VolumeError> {
     let shown = paths::base(&settings.paths);
     let (folder, target) = (staged.data_folder(), staged.target());
-    way::is_clear(&shown, &shown.join(&folder))?;
+    way::ensure_clear(&shown, &shown.join(&folder))?;
     let all: [PathBuf; 2] = [shown.join(&folder), shown.join(&target)];
-    way::is_unmounted(&shown, &all.each_ref().map(PathBuf::as_path))?;
-    may_end(settings, staged)?;
+    way::ensure_unmounted(&shown, &all.each_ref().map(PathBuf::as_path))?;
+    ensure_may_end(settings, staged)?;
     let Some(base) = base(settings)? else { return Ok(()) };
     if let Some(open) = way::folder(base.as_fd(), &shown, &folder)? {
-        is_anothers(&open, &shown.join(&folder), staged)?;
+        ensure_same_staged(&open, &shown.join(&folder), staged)?;
     }
     remove(&base, &shown, (&folder, &target), staged.block.as_ref())
 }
@@ -245,10 +248,10 @@ pub fn end(settings: &Settings, staged: &Staged) -> Result<(), VolumeError> {
 pub fn end_nameless(settings: &Settings, nameless: &Nameless) -> Result<(), VolumeError> {
     let shown = paths::base(&settings.paths);
     let (folder, target) = (nameless.data_folder(), nameless.target());
-    way::is_clear(&shown, &shown.join(&folder))?;
-    way::is_clear(&shown, &shown.join(&target))?;
+    way::ensure_clear(&shown, &shown.join(&folder))?;
+    way::ensure_clear(&shown, &shown.join(&target))?;
     if let Some(spec) = nameless.block() {
-        is_published_to_none(settings, spec.as_str(), || nameless.what())?;
+        ensure_published_to_none(settings, spec.as_str(), || nameless.what())?;
     }
     let Some(base) = base(settings)? else { return Ok(()) };
     if let Some(open) = way::folder(base.as_fd(), &shown, &folder)?

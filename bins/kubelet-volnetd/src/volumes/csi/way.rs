@@ -91,7 +91,7 @@ impl WhenAsked<'_> {
 ///
 /// # Errors
 /// With what is in the way.
-pub fn is_clear(base: &Path, path: &Path) -> Result<Mounts, VolumeError> {
+pub fn ensure_clear(base: &Path, path: &Path) -> Result<Mounts, VolumeError> {
     let mounts = Mounts::below(base)?;
     match mounts.over_the_way(path) {
         Some(point) => Err(CsiError::MountInTheWay { path: point.to_owned() }.into()),
@@ -103,7 +103,7 @@ pub fn is_clear(base: &Path, path: &Path) -> Result<Mounts, VolumeError> {
 ///
 /// # Errors
 /// [`CsiError::StillMounted`] with who holds it.
-pub fn is_unmounted(base: &Path, paths: &[&Path]) -> Result<(), VolumeError> {
+pub fn ensure_unmounted(base: &Path, paths: &[&Path]) -> Result<(), VolumeError> {
     for last in [false, true] {
         let mounts = Mounts::below(base)?;
         let Some((point, fs_type)) = paths.iter().find_map(|path| mounts.at_or_below(path)) else { return Ok(()) };

@@ -94,7 +94,7 @@ pub fn mount(
 ) -> Result<(), VolumeError> {
     let root = root(settings)?;
     let shown = &settings.paths.root_dir;
-    way::is_clear(shown, &place.point(settings))?;
+    way::ensure_clear(shown, &place.point(settings))?;
     let folder = way::make(root.as_fd(), shown, &place.mount())?;
     let source = device.path.to_string_lossy().into_owned();
     let parameters = std::iter::once(("source".to_owned(), Some(source))).chain(options.parameters.clone());
@@ -184,12 +184,12 @@ struct Shown {
     root: PathBuf,
 }
 
-/// No pod has what is mounted there. How a FlexVolume driver gives it to a pod nobody but the driver knows: a pod has it for as long as
+/// Refuses while a pod has what is mounted there. How a FlexVolume driver gives it to a pod nobody but the driver knows: a pod has it for as long as
 /// it has the volume's folder.
 ///
 /// # Errors
 /// One has, or pods' folders cannot be listed.
-pub fn is_free(settings: &Settings, place: &DiskPlace) -> Result<(), VolumeError> {
+pub fn ensure_free(settings: &Settings, place: &DiskPlace) -> Result<(), VolumeError> {
     let in_use = |pod: PodUid| VolumeError::from(DiskError::InUse { place: place.clone(), pod: pod.to_string() });
     if let Some(flex) = place.of_flex()
         && let Some(pod) = flex::user_of(settings, &flex.into())?
@@ -215,7 +215,7 @@ pub fn is_free(settings: &Settings, place: &DiskPlace) -> Result<(), VolumeError
 /// # Errors
 /// A pod has it, or a process holds it.
 pub fn unmount(settings: &Settings, place: &DiskPlace) -> Result<(), VolumeError> {
-    is_free(settings, place)?;
+    ensure_free(settings, place)?;
     let (root, shown) = (root(settings)?, &settings.paths.root_dir);
     let relative = place.mount();
     let (Some(parent), Some(name)) = (relative.parent(), relative.file_name().and_then(|name| name.to_str())) else {
@@ -240,7 +240,7 @@ fn user_of(point: &Path, pods: &Path, mounts: &[Shown]) -> Option<PodUid> {
 /// Something is in its place, or mounted over the way, or the disk is full.
 pub fn make(settings: &Settings, place: &DiskPlace) -> Result<(), VolumeError> {
     let shown = &settings.paths.root_dir;
-    way::is_clear(shown, &place.point(settings))?;
+    way::ensure_clear(shown, &place.point(settings))?;
     way::make(root(settings)?.as_fd(), shown, &place.mount())?;
     Ok(())
 }
@@ -251,7 +251,7 @@ pub fn make(settings: &Settings, place: &DiskPlace) -> Result<(), VolumeError> {
 /// Something is, or it is not empty.
 pub fn remove(settings: &Settings, place: &DiskPlace) -> Result<(), VolumeError> {
     let shown = &settings.paths.root_dir;
-    way::is_unmounted(shown, &[&place.point(settings)])?;
+    way::ensure_unmounted(shown, &[&place.point(settings)])?;
     Ok(way::remove_one(root(settings)?.as_fd(), shown, &place.mount())?)
 }
 
@@ -261,7 +261,7 @@ pub fn remove(settings: &Settings, place: &DiskPlace) -> Result<(), VolumeError>
 /// Something is in its place, or the disk is full.
 pub fn write_down(settings: &Settings, relative: &Path, text: &str) -> Result<(), VolumeError> {
     let shown = &settings.paths.root_dir;
-    way::is_clear(shown, &shown.join(relative))?;
+    way::ensure_clear(shown, &shown.join(relative))?;
     let folder = way::make(root(settings)?.as_fd(), shown, relative)?;
     let path = shown.join(relative).join(iscsi::FILE);
     iscsi::write(&folder, text).map_err(|source| VolumeError::List { path, source })

@@ -63,7 +63,7 @@ pub fn map(
     let opened = look::opened(device)?;
     let pod_dir = pod_dir(settings, pod)?;
     let place = place(settings, pod, at.plugin, &at.name, volume.as_str());
-    way::is_clear(&settings.paths.root_dir.join("plugins"), &place.bound())?;
+    way::ensure_clear(&settings.paths.root_dir.join("plugins"), &place.bound())?;
     let base = way::make(root(settings)?.as_fd(), &settings.paths.root_dir, Path::new(at.plugin.maps()))?;
     place.map(base.as_fd(), pod_dir.as_fd(), &opened, &device.path)
 }
