@@ -9,6 +9,7 @@ pub mod flex;
 pub mod host_path;
 pub mod list;
 pub mod local;
+mod mount_attributes;
 pub mod nfs;
 pub mod ownership;
 pub mod sub_path;

@@ -6,6 +6,7 @@ use bulkhead_sys::fs_context::Parameter;
 use rustix::mount::MountAttrFlags;
 use serde::{Deserialize, Serialize};
 
+use super::super::mount_attributes::Attribute;
 use crate::validate::{InvalidRequest, bad};
 
 /// More than anybody writes.
@@ -76,28 +77,17 @@ enum Rule {
     Flag,
     Number,
     Word(&'static [&'static str]),
-    Set(MountAttrFlags),
-    Clear(MountAttrFlags),
+    Attribute(Attribute),
     Ignored,
 }
 
-const ATIME: MountAttrFlags = MountAttrFlags::MOUNT_ATTR__ATIME;
-
 fn rule(name: &str) -> Option<Rule> {
+    if let Some(attribute) = Attribute::of(name) {
+        return Some(Rule::Attribute(attribute));
+    }
     Some(match name {
         // Of all file systems.
         "sync" | "dirsync" | "lazytime" | "iversion" => Rule::Flag,
-        "nosuid" => Rule::Set(MountAttrFlags::MOUNT_ATTR_NOSUID),
-        "suid" => Rule::Clear(MountAttrFlags::MOUNT_ATTR_NOSUID),
-        "nodev" => Rule::Set(MountAttrFlags::MOUNT_ATTR_NODEV),
-        "dev" => Rule::Clear(MountAttrFlags::MOUNT_ATTR_NODEV),
-        "noexec" => Rule::Set(MountAttrFlags::MOUNT_ATTR_NOEXEC),
-        "exec" => Rule::Clear(MountAttrFlags::MOUNT_ATTR_NOEXEC),
-        "nodiratime" => Rule::Set(MountAttrFlags::MOUNT_ATTR_NODIRATIME),
-        "diratime" => Rule::Clear(MountAttrFlags::MOUNT_ATTR_NODIRATIME),
-        "noatime" => Rule::Set(MountAttrFlags::MOUNT_ATTR_NOATIME),
-        "strictatime" => Rule::Set(MountAttrFlags::MOUNT_ATTR_STRICTATIME),
-        "atime" | "relatime" | "norelatime" | "nostrictatime" => Rule::Clear(ATIME),
         "rw" | "async" | "defaults" | "_netdev" | "auto" | "noauto" | "nofail" | "nouser" => Rule::Ignored,
         // ext2, ext3, ext4.
         "acl" | "noacl" | "user_xattr" | "nouser_xattr" | "barrier" | "nobarrier" | "auto_da_alloc"
@@ -132,27 +122,14 @@ fn rule(name: &str) -> Option<Rule> {
     })
 }
 
-/// How access times are written is one value of several bits: the last option of them counts, as with mount(8).
-fn set(attributes: &mut MountAttrFlags, bits: MountAttrFlags) {
-    if ATIME.contains(bits) {
-        *attributes &= !ATIME;
-    }
-    *attributes |= bits;
-}
-
 /// Bits of a bind mount (`MOUNT_ATTR_*`). As mount(8) with "bind": the options of a file system, and what nobody knows, change
 /// nothing of one.
 pub fn of_bind(all: &[String]) -> u32 {
-    let mut attributes = MountAttrFlags::empty();
-    for option in all.iter().flat_map(|entry| entry.split(',')) {
-        match rule(option) {
-            _ if option == "ro" => attributes |= MountAttrFlags::MOUNT_ATTR_RDONLY,
-            Some(Rule::Set(bits)) => set(&mut attributes, bits),
-            Some(Rule::Clear(bits)) => attributes &= !bits,
-            Some(Rule::Flag | Rule::Number | Rule::Word(_) | Rule::Ignored) | None => {}
-        }
-    }
-    attributes.bits()
+    all.iter().flat_map(|entry| entry.split(',')).fold(0, |attributes, option| match Attribute::of(option) {
+        _ if option == "ro" => attributes | MountAttrFlags::MOUNT_ATTR_RDONLY.bits(),
+        Some(attribute) => attribute.applied_to(attributes),
+        None => attributes,
+    })
 }
 
 impl Options {
@@ -163,7 +140,6 @@ impl Options {
             return Err(InvalidRequest::TooMany { field: "mount_options", count: all.len(), max: MAX_OPTIONS });
         }
         let mut options = Options { read_only, shown: all.join(","), ..Options::default() };
-        let mut attributes = MountAttrFlags::empty();
         // An entry may hold several, as `mount -o` takes them.
         for option in all.iter().flat_map(|entry| entry.split(',')).filter(|option| !option.is_empty()) {
             let refused = |why| bad("mount_options", option, why);
@@ -183,19 +159,17 @@ impl Options {
                 (Rule::Word(words), Some(word)) if words.contains(&word) => {
                     options.parameters.push((name.to_owned(), Some(word.to_owned())));
                 }
-                (Rule::Set(bits), None) => set(&mut attributes, bits),
-                (Rule::Clear(bits), None) => attributes &= !bits,
+                (Rule::Attribute(attribute), None) => options.attributes = attribute.applied_to(options.attributes),
                 (Rule::Ignored, _) => {}
-                (Rule::Flag | Rule::Set(_) | Rule::Clear(_), Some(_)) => return Err(refused("it takes no value")),
+                (Rule::Flag | Rule::Attribute(_), Some(_)) => return Err(refused("it takes no value")),
                 (Rule::Number, _) => return Err(refused("a number")),
                 (Rule::Word(_), _) => return Err(refused("one of its words")),
             }
         }
         if options.read_only {
-            attributes |= MountAttrFlags::MOUNT_ATTR_RDONLY;
+            options.attributes |= MountAttrFlags::MOUNT_ATTR_RDONLY.bits();
             options.parameters.push(("ro".to_owned(), None));
         }
-        options.attributes = attributes.bits();
         Ok(options)
     }
 }

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use rustix::mount::MountAttrFlags;
 use serde::{Deserialize, Serialize};
 
+use super::super::mount_attributes::Attribute;
 use super::negotiation::Version;
 
 /// More than anybody writes, and a message stays small.
@@ -64,10 +65,8 @@ enum Rule {
     Address,
     /// A label of SELinux.
     Label,
-    /// Sets bits of the mount.
-    Set(MountAttrFlags),
-    /// Clears bits of the mount.
-    Clear(MountAttrFlags),
+    /// Sets or clears bits of the mount.
+    Attribute(Attribute),
     /// Nothing to be done: the words are for programs that read fstab, or name what is the case anyway.
     Ignored,
 }
@@ -75,10 +74,11 @@ enum Rule {
 /// The transports and their addresses' family.
 const PROTOCOLS: [&str; 6] = ["tcp", "tcp6", "udp", "udp6", "rdma", "rdma6"];
 
-const ATIME: MountAttrFlags = MountAttrFlags::MOUNT_ATTR__ATIME;
-
 fn rule(name: &str) -> Option<Rule> {
     const MAX: u32 = i32::MAX as u32;
+    if let Some(attribute) = Attribute::of(name) {
+        return Some(Rule::Attribute(attribute));
+    }
     Some(match name {
         "acl" | "noacl" | "ac" | "noac" | "cto" | "nocto" | "lock" | "nolock" | "rdirplus" | "nordirplus"
         | "resvport" | "noresvport" | "sharecache" | "nosharecache" | "soft" | "softerr" | "softreval"
@@ -98,19 +98,8 @@ fn rule(name: &str) -> Option<Rule> {
         "sec" => Rule::Words(&["none", "null", "sys", "krb5", "krb5i", "krb5p"]),
         "clientaddr" | "mountaddr" => Rule::Address,
         "context" | "fscontext" | "defcontext" | "rootcontext" => Rule::Label,
-        "ro" => Rule::Set(MountAttrFlags::MOUNT_ATTR_RDONLY),
-        "rw" => Rule::Clear(MountAttrFlags::MOUNT_ATTR_RDONLY),
-        "nosuid" => Rule::Set(MountAttrFlags::MOUNT_ATTR_NOSUID),
-        "suid" => Rule::Clear(MountAttrFlags::MOUNT_ATTR_NOSUID),
-        "nodev" => Rule::Set(MountAttrFlags::MOUNT_ATTR_NODEV),
-        "dev" => Rule::Clear(MountAttrFlags::MOUNT_ATTR_NODEV),
-        "noexec" => Rule::Set(MountAttrFlags::MOUNT_ATTR_NOEXEC),
-        "exec" => Rule::Clear(MountAttrFlags::MOUNT_ATTR_NOEXEC),
-        "nodiratime" => Rule::Set(MountAttrFlags::MOUNT_ATTR_NODIRATIME),
-        "diratime" => Rule::Clear(MountAttrFlags::MOUNT_ATTR_NODIRATIME),
-        "noatime" => Rule::Set(MountAttrFlags::MOUNT_ATTR_NOATIME),
-        "strictatime" => Rule::Set(MountAttrFlags::MOUNT_ATTR_STRICTATIME),
-        "atime" | "relatime" | "norelatime" | "nostrictatime" => Rule::Clear(ATIME),
+        "ro" => Rule::Attribute(Attribute::Set(MountAttrFlags::MOUNT_ATTR_RDONLY)),
+        "rw" => Rule::Attribute(Attribute::Clear(MountAttrFlags::MOUNT_ATTR_RDONLY)),
         // "retry" is how long mount.nfs goes on trying: here the volume is tried again by kubelet-syncd.
         "defaults" | "_netdev" | "auto" | "noauto" | "nofail" | "nouser" | "fg" | "retry" | "sloppy" => Rule::Ignored,
         _ if name.starts_with("x-") => Rule::Ignored,
@@ -225,18 +214,12 @@ impl Options {
                 self.parameter(name, Some(value.trim_matches('"')));
                 return Ok(());
             }
-            (Rule::Set(bits), None) => {
-                // Of the ways to keep access times there is one.
-                let cleared = if ATIME.contains(*bits) { ATIME } else { *bits };
-                self.attributes = (self.attributes & !cleared.bits()) | bits.bits();
-                return Ok(());
-            }
-            (Rule::Clear(bits), None) => {
-                self.attributes &= !bits.bits();
+            (Rule::Attribute(attribute), None) => {
+                self.attributes = attribute.applied_to(self.attributes);
                 return Ok(());
             }
             (Rule::Ignored, _) => return Ok(()),
-            (Rule::Flag | Rule::Set(_) | Rule::Clear(_), Some(_)) => return Err("it takes no value".to_owned()),
+            (Rule::Flag | Rule::Attribute(_), Some(_)) => return Err("it takes no value".to_owned()),
             (_, None) => return Err("it needs a value".to_owned()),
         };
         debug_assert!(ok, "everything else has returned");
