@@ -263,7 +263,7 @@ pub async fn attach(root: &Path, disk: &IscsiDisk) -> Result<PathBuf, String> {
     let limit = if disk.portals.len() > 1 { MULTIPATH } else { Duration::ZERO };
     let joined = until(limit, || found.values().find_map(|device| multipath::parent(root, device))).await;
     let device = joined.or_else(|| found.into_values().next()).unwrap_or_default();
-    tracing::info!(device, iqn = disk.iqn, "iscsi: AttachDisk");
+    tracing::info!(device, iqn = disk.iqn, "iscsi: attached the disk");
     Ok(Path::new("/dev").join(device))
 }
 

@@ -149,8 +149,11 @@ impl Action {
     pub fn scope(&self) -> Option<&PodUid> {
         match self {
             Action::Unmount { pod, .. } => Some(pod),
-            Action::Attach { .. } | Action::Mount { .. } | Action::Expand { .. } => None,
-            Action::Unstage { .. } | Action::Forget { .. } => None,
+            Action::Attach { .. }
+            | Action::Mount { .. }
+            | Action::Expand { .. }
+            | Action::Unstage { .. }
+            | Action::Forget { .. } => None,
         }
     }
 
@@ -158,8 +161,7 @@ impl Action {
     pub fn publishes_to(&self) -> Option<&PodUid> {
         match self {
             Action::Unmount { pod, .. } | Action::Expand { pod, .. } => Some(pod),
-            Action::Attach { .. } | Action::Mount { .. } => None,
-            Action::Unstage { .. } | Action::Forget { .. } => None,
+            Action::Attach { .. } | Action::Mount { .. } | Action::Unstage { .. } | Action::Forget { .. } => None,
         }
     }
 

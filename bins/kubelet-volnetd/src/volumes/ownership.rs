@@ -291,9 +291,9 @@ impl Walk {
             let seconds = now.duration_since(self.started).as_secs();
             tracing::info!(
                 group = self.group,
-                entries = self.done.entries,
                 seconds,
-                "still giving a volume to its group"
+                "Setting volume ownership, processed {} files.",
+                self.done.entries
             );
         }
         if now >= self.ends {
