@@ -30,6 +30,7 @@ use crate::server::limits::Limits;
 use crate::server::listener;
 use crate::server::tls::Serving;
 use crate::streaming::Streams;
+use crate::views::PodLists;
 use crate::{resource, summary, views};
 
 /// What the handlers are made of.
@@ -56,6 +57,7 @@ pub struct Router {
     health: Arc<HealthChecks>,
     scrapes: Scrapes,
     cadvisor: Cadvisor,
+    pod_lists: PodLists,
     container_logs: ContainerLogs,
     node_logs: NodeLogs,
     streams: Streams,
@@ -76,6 +78,7 @@ impl Router {
         Ok(Router {
             scrapes: Scrapes::new(peers.clone(), registry.clone(), slots.clone())?,
             cadvisor: Cadvisor::new(peers.clone(), broker.clone(), &config, slots),
+            pod_lists: PodLists::default(),
             container_logs: ContainerLogs::new(&config, syncd.clone(), broker.clone()),
             node_logs: NodeLogs::new(&config, broker, journal),
             streams: Streams::new(&config, syncd, &registry)?,
@@ -148,8 +151,8 @@ impl Router {
             Route::ResourceMetrics => resource::serve(&self.peers, request).await,
             Route::CadvisorMetrics => self.cadvisor.serve(request).await,
             Route::Summary => summary::serve(&self.peers, request).await,
-            Route::Pods => views::pods(&self.peers).await,
-            Route::RunningPods => views::running_pods(&self.peers).await,
+            Route::Pods => self.pod_lists.wanted(&self.peers).await,
+            Route::RunningPods => self.pod_lists.running(&self.peers).await,
             Route::Configz => views::configz(&self.config, &self.peers).await,
             Route::FlagsVerbosity => views::flags_v(&self.peers, request).await,
             Route::Flagz => views::flagz(&self.config, &request),

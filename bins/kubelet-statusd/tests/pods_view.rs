@@ -15,8 +15,11 @@ use bulkhead_ipc::common::{
 use bulkhead_ipc::helper::Asker;
 use bulkhead_ipc::peers::{MethodRule, PeerUsers, Policy, Role};
 use bulkhead_ipc::server::{self, Services};
+use bulkhead_ipc::syncd::node_server::{Node, NodeServer};
 use bulkhead_ipc::syncd::views_server::{Views, ViewsServer};
-use bulkhead_ipc::syncd::{ObjectPiece, ObjectsRequest, RunningPod, RunningRequest};
+use bulkhead_ipc::syncd::{
+    GetNodeRequest, NodeState, ObjectPiece, ObjectsRequest, RunningPod, RunningRequest, WatchNodeRequest,
+};
 use bulkhead_types::Process;
 use futures_util::StreamExt as _;
 use kubelet_statusd::{HealthChecks, Limits, Parts, Peers, Router, Surface, serve_http};
@@ -77,13 +80,29 @@ impl Views for Fake {
     }
 }
 
-const RULES: &[MethodRule] =
-    &[MethodRule { method: "/kubelet.syncd.v1.Views/Objects", peers: &[Role::Operator, Role::Statusd] }];
+#[tonic::async_trait]
+impl Node for Fake {
+    async fn get(&self, _: Request<GetNodeRequest>) -> Result<Response<NodeState>, Status> {
+        Ok(Response::new(NodeState::default()))
+    }
+
+    type WatchStream = Stream<NodeState>;
+
+    async fn watch(&self, _: Request<WatchNodeRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        Err(Status::unimplemented("not asked"))
+    }
+}
+
+const RULES: &[MethodRule] = &[
+    MethodRule { method: "/kubelet.syncd.v1.Views/Objects", peers: &[Role::Operator, Role::Statusd] },
+    MethodRule { method: "/kubelet.syncd.v1.Node/Get", peers: &[Role::Operator, Role::Statusd] },
+];
 
 /// The read-only port over such a kubelet-syncd.
 async fn served(dir: &std::path::Path, fake: Fake) -> std::net::SocketAddr {
     let listener = tokio::net::UnixListener::bind(dir.join("syncd")).unwrap();
-    let services = Services::new().add(ProcessServer::new(fake.clone())).add(ViewsServer::new(fake));
+    let services = Services::new().add(ProcessServer::new(fake.clone())).add(NodeServer::new(fake.clone()));
+    let services = services.add(ViewsServer::new(fake));
     let users =
         PeerUsers { syncd: 60801, evictiond: 60802, statusd: 60803, pods_cgroup: "/none".into(), no_pods: None };
     let policy = Policy { users: Arc::new(users), rules: RULES };
@@ -111,8 +130,13 @@ async fn served(dir: &std::path::Path, fake: Fake) -> std::net::SocketAddr {
 }
 
 async fn ask(address: std::net::SocketAddr) -> TcpStream {
+    ask_for("/pods", address).await
+}
+
+async fn ask_for(target: &str, address: std::net::SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    stream.write_all(b"GET /pods HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n").await.unwrap();
+    let request = format!("GET {target} HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
     stream
 }
 
@@ -163,6 +187,43 @@ async fn pods_of_any_size_in_one_list() {
     assert_eq!(list["items"][2]["status"], serde_json::json!({}));
 }
 
+/// How many pods were made when no more are: what is under way fits into the sockets between the three of us.
+async fn settled(sent: &AtomicUsize) -> usize {
+    let mut last = 0;
+    loop {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let now = sent.load(Ordering::Relaxed);
+        if now == last && now > 0 {
+            return now;
+        }
+        last = now;
+    }
+}
+
+#[tokio::test]
+async fn clients_that_do_not_read_hold_back_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let many = fake(vec![100_000; 200], None);
+    let sent = many.sent.clone();
+    let address = served(dir.path(), many).await;
+    let mut held = Vec::new();
+    // As many as there may be.
+    for _ in 0..8 {
+        let mut stream = ask(address).await;
+        stream.read_exact(&mut [0_u8; 1000]).await.unwrap();
+        held.push(stream);
+    }
+    settled(&sent).await;
+    let (head, body, _) = answer(ask_for("/healthz/syncloop", address).await).await;
+    assert!(head.starts_with("http/1.1 200"), "{head} {}", String::from_utf8_lossy(&body));
+    let (head, ..) = answer(ask(address).await).await;
+    assert!(head.starts_with("http/1.1 429"), "{head}");
+    drop(held.pop());
+    let mut head = [0_u8; 12];
+    ask(address).await.read_exact(&mut head).await.unwrap();
+    assert_eq!(head, *b"HTTP/1.1 200", "one that is gone makes room");
+}
+
 #[tokio::test]
 async fn a_client_that_does_not_read_holds_back_the_list() {
     let dir = tempfile::tempdir().unwrap();
@@ -172,16 +233,7 @@ async fn a_client_that_does_not_read_holds_back_the_list() {
     let mut stream = ask(address).await;
     let mut first = [0_u8; 1000];
     stream.read_exact(&mut first).await.unwrap();
-    // What is under way fits into the sockets between the three of us.
-    let mut last = 0;
-    loop {
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        let now = sent.load(Ordering::Relaxed);
-        if now == last {
-            break;
-        }
-        last = now;
-    }
+    let last = settled(&sent).await;
     assert!(last < 100, "{last} of 200 pods were made for a client that reads nothing");
     let mut rest = Vec::new();
     stream.read_to_end(&mut rest).await.unwrap();

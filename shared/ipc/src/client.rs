@@ -30,7 +30,11 @@ const SILENCE: Duration = Duration::from_secs(40);
 const SILENCE_PATIENCE: Duration = Duration::from_secs(20);
 const RETRY_MIN: Duration = Duration::from_millis(20);
 const RETRY_MAX: Duration = Duration::from_secs(1);
-const WINDOW_BYTES: u32 = 64 * 1024;
+/// What may wait unread of one answer.
+const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
+/// What may wait unread of all answers of a connection: more than the few streams together whose readers rest for as long as the API
+/// server is away, so that these hold up no other call.
+const CONNECTION_WINDOW_BYTES: u32 = 512 * 1024;
 
 /// What is known of the process at the other end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,8 +58,8 @@ impl PeerState {
 fn endpoint() -> Endpoint {
     // The authority is never resolved: the connector decides where to go.
     Endpoint::from_static("http://localhost")
-        .initial_stream_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(WINDOW_BYTES)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .http2_keep_alive_interval(SILENCE)
         .keep_alive_timeout(SILENCE_PATIENCE)
 }
@@ -85,6 +89,7 @@ pub fn vsock_channel(cid: u32, port: u32) -> Channel {
 #[derive(Debug, Clone)]
 pub struct Link {
     process: Process,
+    socket: Arc<Path>,
     channel: Channel,
     state: watch::Receiver<PeerState>,
 }
@@ -96,7 +101,7 @@ impl Link {
         let channel = channel(socket);
         let (sender, state) = watch::channel(PeerState::Unknown);
         tokio::spawn(follow(me, process, channel.clone(), sender));
-        Link { process, channel, state }
+        Link { process, socket: Arc::from(socket), channel, state }
     }
 
     pub fn process(&self) -> Process {
@@ -106,6 +111,12 @@ impl Link {
     /// For generated clients: `VolumesClient::new(link.channel())`.
     pub fn channel(&self) -> Channel {
         self.channel.clone()
+    }
+
+    /// A channel of its own to the same process, for an answer that is read as fast as somebody outside takes it: what waits unread
+    /// there counts in no window but its own. The other end allows a process [`crate::limits::Limits::connections`] of them.
+    pub fn separate_channel(&self) -> Channel {
+        channel(&self.socket)
     }
 
     pub fn state(&self) -> PeerState {

@@ -26,7 +26,8 @@ const MAX_REQUEST_BYTES: usize = MAX_MESSAGE_BYTES + 2 * FRAME_BYTES;
 /// The shares. One type for all processes, so that an operator meets one set of numbers.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Open gRPC connections of a role. Our own processes have one each, kubelet-ctl one while it runs.
+    /// Open gRPC connections of a role. Our own processes have one each, and kubelet-statusd one more for each list of pods that it
+    /// serves; kubelet-ctl has one while it runs.
     pub connections: usize,
     /// Calls in flight of a role, over all its connections, from the headers to the end of the answer.
     pub calls: usize,

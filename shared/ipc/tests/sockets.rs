@@ -7,11 +7,14 @@ use std::time::Duration;
 use bulkhead_ipc::broker::{self, BrokerClient, BrokerRequest};
 use bulkhead_ipc::client::{Link, PeerState};
 use bulkhead_ipc::common::process_server::{Process as ProcessApi, ProcessServer};
+use bulkhead_ipc::common::traces_client::TracesClient;
+use bulkhead_ipc::common::traces_server::{Traces, TracesServer};
 use bulkhead_ipc::common::{
-    HelloReply, HelloRequest, MetricsReply, MetricsRequest, PrivilegesReply, PrivilegesRequest, process_client,
+    HelloReply, HelloRequest, MetricsReply, MetricsRequest, PrivilegesReply, PrivilegesRequest, Span, SpanBatch,
+    TakeSpansRequest, process_client,
 };
 use bulkhead_ipc::limits::{Gate, Limits};
-use bulkhead_ipc::peers::{MethodRule, PeerUsers, Policy};
+use bulkhead_ipc::peers::{MethodRule, PeerUsers, Policy, Role};
 use bulkhead_ipc::server::{self, Services};
 use bulkhead_ipc::volnetd::{Kmsg, Manifest, OpenRequest, StateKind, open_request::Kind};
 use bulkhead_ipc::{MAX_MESSAGE_BYTES, context::CallContext};
@@ -107,6 +110,50 @@ async fn a_link_sees_the_other_side_go_and_come_back_as_another() -> Result {
         .metrics(context.request(MetricsRequest::default(), Duration::from_secs(5)))
         .await?;
     assert_eq!(reply.into_inner().text, context.request_id.as_ref(), "the request id crosses the socket");
+    Ok(())
+}
+
+/// Spans without end.
+struct Endless;
+
+#[tonic::async_trait]
+impl Traces for Endless {
+    type TakeStream = futures_util::stream::BoxStream<'static, std::result::Result<SpanBatch, Status>>;
+
+    async fn take(&self, _: Request<TakeSpansRequest>) -> std::result::Result<Response<Self::TakeStream>, Status> {
+        let spans = vec![Span { name: "s".repeat(10_000), ..Default::default() }];
+        let batches = futures_util::stream::repeat_with(move || Ok(SpanBatch { spans: spans.clone(), dropped: 0 }));
+        Ok(Response::new(Box::pin(batches)))
+    }
+}
+
+#[tokio::test]
+async fn streams_that_nobody_reads_hold_up_no_other_call() -> Result {
+    const HANGS: Duration = Duration::from_secs(20);
+    const RULES: &[MethodRule] =
+        &[MethodRule { method: "/kubelet.common.v1.Traces/Take", peers: &[Role::Operator, Role::Syncd] }];
+    let dir = tempfile::tempdir()?;
+    let path = dir.path().join("s.sock");
+    let listener = tokio::net::UnixListener::bind(&path)?;
+    let services = Services::of(Process::Syncd).add(ProcessServer::new(Answering(7))).add(TracesServer::new(Endless));
+    let policy = Policy { users: users(me()), rules: RULES };
+    let _server = tokio::spawn(server::serve(listener, policy, services, std::future::pending()));
+    let link = Link::open("test", Process::Syncd, &path);
+    link.ready().await;
+    let mut unread = Vec::new();
+    for _ in 0..3 {
+        let mut stream = TracesClient::new(link.channel()).take(TakeSpansRequest {}).await?.into_inner();
+        assert!(stream.message().await?.is_some());
+        unread.push(stream);
+    }
+    for channel in [link.channel(), link.separate_channel()] {
+        let mut client = process_client::ProcessClient::new(channel);
+        // While they are made the windows of the streams become full.
+        for _ in 0..20 {
+            let call = client.metrics(CallContext::new().request(MetricsRequest::default(), HANGS));
+            tokio::time::timeout(HANGS, call).await??;
+        }
+    }
     Ok(())
 }
 

@@ -12,19 +12,10 @@ use http::{Request, StatusCode, header};
 use hyper::body::Incoming;
 use jiff::Timestamp;
 
+pub use self::pods::PodLists;
 use crate::peers::Peers;
 use crate::routes::{self, Switches};
 use crate::server::answer::{self, Answer};
-
-/// `/pods`: every pod that a source wants.
-pub async fn pods(peers: &Peers) -> Answer {
-    pods::wanted(peers).await
-}
-
-/// `/runningpods/`: what the runtime says that runs.
-pub async fn running_pods(peers: &Peers) -> Answer {
-    pods::running(peers).await
-}
 
 /// `/configz`. Without kubelet-syncd, which knows what the runtime has told, as it is configured.
 pub async fn configz(config: &NodeConfig, peers: &Peers) -> Answer {
