@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bulkhead_apiclient::Reachability;
@@ -41,6 +41,7 @@ use tonic::{Request, Response, Status};
 #[derive(Default)]
 struct Script {
     metrics: Mutex<String>,
+    node_asked: AtomicUsize,
     sync_loop_age: Mutex<f64>,
     device_registration_error: Mutex<String>,
     silent: AtomicBool,
@@ -76,6 +77,7 @@ impl ProcessApi for Fake {
 #[tonic::async_trait]
 impl Node for Fake {
     async fn get(&self, _: Request<GetNodeRequest>) -> Result<Response<NodeState>, Status> {
+        self.0.node_asked.fetch_add(1, Ordering::Relaxed);
         self.silence().await;
         let sync_loop_age_seconds = *self.0.sync_loop_age.lock();
         Ok(Response::new(NodeState {
@@ -257,6 +259,15 @@ async fn healthz_is_ok_and_404_and_head_are_gos() {
 }
 
 #[tokio::test]
+async fn syncd_is_not_asked_for_each_question_about_health() {
+    let lab = lab().await;
+    let all = futures_util::future::join_all((0..40).map(|_| get(lab.healthz, "/healthz"))).await;
+    assert!(all.iter().all(|answer| *answer == (200, "ok".into())), "{all:?}");
+    let asked = lab.syncd.script.node_asked.load(Ordering::Relaxed);
+    assert!((1..20).contains(&asked), "{asked}");
+}
+
+#[tokio::test]
 async fn a_wedged_syncd_does_not_look_healthy() {
     let lab = lab().await;
     *lab.syncd.script.sync_loop_age.lock() = 1e6;
@@ -271,7 +282,8 @@ async fn a_wedged_syncd_does_not_look_healthy() {
     assert_eq!(get(lab.healthz, "/healthz/ping").await.0, 200);
     assert_eq!(get(lab.healthz, "/healthz?exclude=syncloop").await, (200, "ok".into()));
 
-    *lab.syncd.script.sync_loop_age.lock() = 0.0;
+    // What was said a moment ago would stand.
+    let lab = self::lab().await;
     lab.syncd.script.silent.store(true, Ordering::Relaxed);
     assert_eq!(get(lab.healthz, "/healthz/syncloop").await.1, "internal server error: kubelet-syncd does not answer\n");
     let checks = lab.health.all(Surface::Healthz).await;
@@ -287,6 +299,8 @@ async fn device_plugins_that_cannot_register_are_told() {
         (200, "[+]ping ok\n[+]log ok\n[+]syncloop ok\n[+]device-plugin ok\nhealthz check passed\n")
     );
     assert_eq!(get(lab.read_only, "/healthz/device-plugin").await, (200, "ok".into()));
+    // What was said a moment ago would stand.
+    let lab = self::lab().await;
     *lab.syncd.script.device_registration_error.lock() = "no socket".into();
     let expected = "internal server error: device registration error: device plugin registration gRPC server failed and no \
                     device plugins can register: no socket\n";
