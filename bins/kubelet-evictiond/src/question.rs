@@ -1,5 +1,6 @@
 //! A question that may take long to answer, such as one to a runtime that looks at each of a thousand containers: it is asked once at a
-//! time, and goes on when whoever wanted to know has waited long enough, or has gone.
+//! time, and goes on when whoever wanted to know has waited long enough, or has gone. One that has outlived somebody's patience holds up
+//! nobody else for as long.
 
 use std::future::Future;
 use std::time::Duration;
@@ -7,10 +8,14 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+/// How long a question that is overdue is waited for, by each who wants its answer.
+pub const OVERDUE_PATIENCE: Duration = Duration::from_millis(500);
+
 /// One question, and whether it is being asked.
 #[derive(Debug)]
 pub struct Question<T> {
-    asking: Option<JoinHandle<T>>,
+    /// Since when.
+    asking: Option<(Instant, JoinHandle<T>)>,
     ended: Option<Instant>,
 }
 
@@ -26,16 +31,18 @@ impl<T: Send + 'static> Question<T> {
         self.ended.map(|ended| ended.elapsed())
     }
 
-    /// The answer, where it comes within `patience`. `begin` makes the question where none is being asked, or says that none is due.
+    /// The answer, where it comes within `patience` of the question, which may have been asked before: then it is waited for the rest
+    /// of that, and for [`OVERDUE_PATIENCE`] where that is longer. `begin` makes the question where none is being asked, or says that none is due.
     /// Dropped, or out of patience, it goes on, and its answer is that of a later call.
     pub async fn answer<F>(&mut self, begin: impl FnOnce() -> Option<F>, patience: Duration) -> Option<T>
     where
         F: Future<Output = T> + Send + 'static,
     {
         if self.asking.is_none() {
-            self.asking = begin().map(tokio::spawn);
+            self.asking = begin().map(|question| (Instant::now(), tokio::spawn(question)));
         }
-        let ended = tokio::time::timeout(patience, self.asking.as_mut()?).await.ok()?;
+        let (since, asking) = self.asking.as_mut()?;
+        let ended = tokio::time::timeout(rest(patience, since.elapsed()), asking).await.ok()?;
         self.asking = None;
         self.ended = Some(Instant::now());
         // One that panicked has no answer.
@@ -43,9 +50,24 @@ impl<T: Send + 'static> Question<T> {
     }
 }
 
+/// How long a question that has been asked for so long is waited for by somebody with that patience.
+fn rest(patience: Duration, asked_for: Duration) -> Duration {
+    patience.saturating_sub(asked_for).max(OVERDUE_PATIENCE).min(patience)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_overdue_is_not_waited_for_as_long_again() {
+        for (patience, asked_for, expected) in
+            [(4000, 0, 4000), (4000, 1000, 3000), (4000, 3900, 500), (4000, 60_000, 500), (500, 0, 500), (0, 60_000, 0)]
+        {
+            let time = Duration::from_millis;
+            assert_eq!(rest(time(patience), time(asked_for)), time(expected), "{patience} {asked_for}");
+        }
+    }
 
     const LONG: Duration = Duration::from_secs(60);
     const NOT: Duration = Duration::ZERO;

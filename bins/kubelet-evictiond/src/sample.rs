@@ -46,6 +46,11 @@ pub struct SampleScope {
 }
 
 impl SampleScope {
+    /// Its reader shows no pods, and so nothing that the runtime alone tells of containers.
+    pub fn is_for_cgroups_alone(self) -> bool {
+        self.cgroups && !self.disks
+    }
+
     /// A sample that holds `self` answers who wants `other`.
     pub fn covers(self, other: SampleScope) -> bool {
         self.disks >= other.disks && self.cgroups >= other.cgroups
@@ -65,6 +70,14 @@ pub struct Sample {
     /// Containers whose cgroup was not found: nothing was measured of them.
     pub groupless: Vec<Groupless>,
     pub holds: SampleScope,
+}
+
+impl Sample {
+    /// Whether it has what is wanted. The runtime is not asked of containers without a cgroup for who shows no pods.
+    pub fn answers(&self, wanted: SampleScope) -> bool {
+        let lacks_containers = self.holds.is_for_cgroups_alone() && !self.groupless.is_empty();
+        self.holds.covers(wanted) && (!lacks_containers || wanted.is_for_cgroups_alone())
+    }
 }
 
 /// Why the kernel's files cannot be read at all.

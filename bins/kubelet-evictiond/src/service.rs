@@ -22,7 +22,7 @@ use crate::machine::{self, Mounted};
 use crate::metrics::Metrics;
 use crate::persistent::PersistentVolumes;
 use crate::pods::{NodeWord, Pod, PodContainer, PodSource};
-use crate::question::Question;
+use crate::question::{self, Question};
 use crate::rates::Rates;
 use crate::runtime::{RuntimeDisks, RuntimeSource};
 use crate::runtime_pods::{self, PodFigures};
@@ -38,7 +38,7 @@ const RATE_GAP: Duration = Duration::from_millis(250);
 /// How long a request waits for disk usage; later figures come with a later request.
 const DISK_PATIENCE: Duration = Duration::from_secs(2);
 /// How long it waits for the runtime where an earlier word of it stands.
-const NEWER_PATIENCE: Duration = Duration::from_millis(500);
+const NEWER_PATIENCE: Duration = question::OVERDUE_PATIENCE;
 /// How long who evicts waits for the runtime's newest word, and who asks for figures of pods or containers that are its to tell.
 const RUNTIME_PATIENCE: Duration = Duration::from_secs(4);
 /// statfs is cheap and decides on pressure: its figures are as fresh as a sample.
@@ -207,7 +207,7 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         // Waiting for the lock may have taken the time in which another request measured.
         if let Some((at, sample)) = &state.last
             && (*at >= asked || at.elapsed() <= max_age)
-            && sample.holds.covers(wanted)
+            && sample.answers(wanted)
         {
             self.metrics.samples_reused.inc();
             return Ok(sample.clone());
@@ -255,7 +255,7 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
             state.runtime = disks.runtime.take();
         }
         let are_our_own = figures == PodFigures::OurOwn;
-        if are_our_own && !sample.groupless.is_empty() {
+        if are_our_own && !sample.groupless.is_empty() && !wanted.is_for_cgroups_alone() {
             self.ask_of_groupless(state, purpose).await;
         }
         state.fill_groupless(&mut sample, !are_our_own);
@@ -772,12 +772,16 @@ mod tests {
         assert_eq!(pod.memory.as_ref().and_then(|memory| memory.working_set_bytes), Some(SECOND), "the pod's sum");
         // A newer word that is not asked for yet.
         fake.told.lock().insert("none".into(), figures(110, 6 * SECOND));
-        let sample = service.sample(Duration::ZERO, SampleScope { disks: false, cgroups: true }).await.unwrap();
-        assert_eq!(shown(&sample), Some((SECOND, None, SECOND)), "a sample with every cgroup answers these, too");
-        assert!(sample.cgroups.iter().all(|group| group.container.is_empty()), "and has no series of it");
+        let sample = service.sample(Duration::ZERO, small).await.unwrap();
+        assert_eq!(shown(&sample), Some((SECOND, None, SECOND)));
         assert_eq!(fake.runtime_asked.load(Ordering::Relaxed), 1);
         tokio::time::advance(GROUPLESS_KEEP).await;
-        let sample = service.sample(Duration::ZERO, small).await.unwrap();
+        let cgroups = SampleScope { disks: false, cgroups: true };
+        let sample = service.sample(Duration::ZERO, cgroups).await.unwrap();
+        assert!(sample.cgroups.iter().all(|group| group.container.is_empty()), "it has no series of it");
+        assert_eq!(fake.runtime_asked.load(Ordering::Relaxed), 1, "for who shows no pods it is not asked");
+        assert!(Arc::ptr_eq(&sample, &service.sample(DEFAULT_AGE, cgroups).await.unwrap()));
+        let sample = service.sample(DEFAULT_AGE, small).await.unwrap();
         assert_eq!(shown(&sample), Some((6 * SECOND, Some(SECOND / 2), 6 * SECOND)));
         assert_eq!(shown(&service.usage(small).await.unwrap()), shown(&sample), "evictions rank by it");
         assert_eq!(fake.runtime_asked.load(Ordering::Relaxed), 2);
@@ -787,7 +791,17 @@ mod tests {
         tokio::time::advance(GROUPLESS_KEEP).await;
         let began = tokio::time::Instant::now();
         assert_eq!(shown(&service.usage(small).await.unwrap()), shown(&sample), "the last word stands");
-        assert!(began.elapsed() < RUNTIME_PATIENCE, "a runtime that hangs holds up no eviction");
+        assert_eq!(began.elapsed(), NEWER_PATIENCE, "a runtime that hangs holds up no eviction");
+        assert_eq!(shown(&service.sample(Duration::ZERO, small).await.unwrap()), shown(&sample));
+        assert_eq!(began.elapsed(), RUNTIME_PATIENCE, "who shows it waits for the rest of its patience");
+        for _ in 0..2 {
+            let began = tokio::time::Instant::now();
+            service.sample(Duration::ZERO, small).await.unwrap();
+            assert_eq!(began.elapsed(), NEWER_PATIENCE, "and once a question");
+            let began = tokio::time::Instant::now();
+            service.sample(Duration::ZERO, cgroups).await.unwrap();
+            assert_eq!(began.elapsed(), Duration::ZERO, "or not at all");
+        }
         fake.told.lock().clear();
         hangs.send_replace(false);
         assert_eq!(shown(&service.sample(Duration::ZERO, small).await.unwrap()), None, "it is not told of any more");
