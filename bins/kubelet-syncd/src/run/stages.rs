@@ -61,7 +61,7 @@ use crate::sync_loop::sandbox_image::{self, SandboxImage};
 use crate::sync_loop::shutdown::Shutdowns;
 use crate::sync_loop::termination_messages::TerminationMessages;
 use crate::sync_loop::{
-    RuntimeMetrics, RuntimeParts, RuntimeSide, SyncLoop, SyncLoopParts, image_list, node_cgroups, seldom,
+    RuntimeMetrics, RuntimeParts, RuntimeSide, SyncLoop, SyncLoopParts, image_list, node_cgroups, runtime_settings,
 };
 use crate::take_down::{self, TakeDowns};
 use crate::volumes::set_up::FILES_ON_THEIR_WAY;
@@ -167,7 +167,10 @@ impl Followers {
         let told = runtime_health::Told { health: told_health, answered: told_answered, version: told_version };
         tokio::spawn(runtime_health::follow(cri.clone(), told));
         let (image_fs_sender, image_fs) = watch::channel(String::new());
-        tokio::spawn(seldom::follow(ImageFs { client: cri.clone(), health: health.clone() }, image_fs_sender));
+        tokio::spawn(runtime_settings::follow(
+            ImageFs { client: cri.clone(), health: health.clone() },
+            image_fs_sender,
+        ));
         let (images_sender, images) = watch::channel(Arc::default());
         let max_images = config.kubelet.node_status_max_images();
         let ring = start.reporter.ring.clone();
@@ -183,7 +186,7 @@ impl Followers {
         let (told_image, sandbox_image) = watch::channel(String::new());
         let sandboxes = sandbox_image::Known { client: cri.clone(), pleg: pleg.clone() };
         let asked = SandboxImage { sandboxes, health: health.clone(), version: version.clone() };
-        tokio::spawn(seldom::follow(asked, told_image));
+        tokio::spawn(runtime_settings::follow(asked, told_image));
         let metrics = Metrics::register(&daemon.registry, config.feature_gates().enabled(Feature::MemoryQoS))?;
         let shutdowns = shutdowns(start, connections)?;
         Ok(Followers {

@@ -5,7 +5,7 @@ use bulkhead_cri::{CriClient, CriError, v1};
 use tokio::sync::watch;
 
 use super::runtime_health::RuntimeHealth;
-use super::seldom::Question;
+use super::runtime_settings::Question;
 
 /// Mount point (or folder) of the first image file system. Pure.
 fn mountpoint(reply: &v1::ImageFsInfoResponse) -> Option<&str> {

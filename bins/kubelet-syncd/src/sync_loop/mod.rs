@@ -13,6 +13,14 @@
 //!   [`pod_images`] give it files and images.
 //! * [`cpu_sets`] keeps running containers on the CPUs that they are to have.
 //! * [`runtime_health`] asks the runtime how it is, rarely; [`node_cgroups`] keeps the pods' cgroup tree as a whole.
+//! * [`runtime_settings`] asks the runtime, more rarely still, for what its operator sets: [`image_fs`] where it keeps images,
+//!   [`sandbox_image`] what it makes sandboxes of.
+//! * [`image_list`] has the images for the Node; `image_uses` says what uses one, and `image_events` tells
+//!   of garbage collection that failed.
+//! * [`view`] is what callers are told of a pod, with what [`termination_messages`] its containers left; [`events`] is where
+//!   events go.
+//! * [`shutdown`] ends pods when the machine goes down; `resource_waits` are those of admission for the container manager.
+//! * [`loop_monitor`] says when the loop turned last; [`prune_gate`] keeps new pods from what a prune removes.
 //! * `housekeeping` is all clean-up: orphans, dead containers, what pods that are gone have left.
 //!
 //! Nothing ticks: the loop sleeps until the next thing is due (upstream `pkg/kubelet/kubelet.go` looks every second).
@@ -43,9 +51,9 @@ mod resize_port;
 mod resource_waits;
 pub mod runtime_health;
 pub mod runtime_service;
+pub mod runtime_settings;
 pub mod runtime_side;
 pub mod sandbox_image;
-pub mod seldom;
 pub mod shutdown;
 pub mod termination_messages;
 pub mod view;

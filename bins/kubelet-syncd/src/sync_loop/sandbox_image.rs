@@ -8,7 +8,7 @@ use bulkhead_types::SandboxId;
 use tokio::sync::{mpsc, watch};
 
 use super::runtime_health::RuntimeHealth;
-use super::seldom::Question;
+use super::runtime_settings::Question;
 use kubelet_pleg::{Pleg, PodLifecycleEvent};
 
 /// Longer than any reference of an image.
@@ -97,7 +97,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::sync_loop::seldom;
+    use crate::sync_loop::runtime_settings;
     use bulkhead_types::PodUid;
     use kubelet_pleg::PodLifecycleEventKind;
     use parking_lot::Mutex;
@@ -166,7 +166,7 @@ mod tests {
             seen.wait_for(|image| image == "pause:1").await.unwrap();
         };
         tokio::select! {
-            () = seldom::follow(SandboxImage { sandboxes, health, version }, answer) => panic!("it has ended"),
+            () = runtime_settings::follow(SandboxImage { sandboxes, health, version }, answer) => panic!("it has ended"),
             () = runtime => {}
         }
         // A long pause comes of answers without an image alone.
