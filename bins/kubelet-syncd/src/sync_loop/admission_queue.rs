@@ -224,8 +224,7 @@ impl SyncLoop {
                         now + LABELS_UNKNOWN
                     }
                     (false, Some(Pending::Labels { until })) => *until,
-                    (false, Some(_)) => now + LABELS,
-                    (false, None) => now + LABELS,
+                    (false, _) => now + LABELS,
                 };
                 if wait <= now {
                     return self.reject(uid, pod, &rejection, now);
@@ -399,7 +398,7 @@ impl SyncLoop {
         self.admission_queue.pending.remove(uid);
         self.take_back(uid);
         let Rejection { reason, message } = rejection;
-        self.node.metrics.admission_rejections.with_label_values(&[admission::metric_label(reason)]).inc();
+        self.node.metrics.admission.rejections.with_label_values(&[admission::metric_label(reason)]).inc();
         if let Ok(identity) = PodIdentity::of(pod) {
             let event = PodEvent::pod(&identity, EventType::Warning, reason.clone(), message.clone());
             self.node.reporter.emit(event);
@@ -459,7 +458,7 @@ impl SyncLoop {
                 let event = PodEvent::pod(&identity, EventType::Warning, preemption::REASON, preemption::MESSAGE);
                 self.node.reporter.emit(event);
             }
-            self.node.metrics.preemptions.with_label_values(&[resource]).inc();
+            self.node.metrics.admission.preemptions.with_label_values(&[resource]).inc();
             self.admission_queue.victims.insert(victim.clone());
             if self.admission_queue.pending.contains_key(victim) {
                 let gone = Rejection::new(preemption::REASON, preemption::MESSAGE);

@@ -234,7 +234,7 @@ impl SyncLoop {
     /// A pod that a source has begun to name.
     fn add_pod(&mut self, uid: &PodUid, pod: Arc<Pod>, source: SourceKind, now: Instant) {
         let containers = pod.spec.as_ref().map_or(0, |spec| spec.containers.len());
-        self.node.metrics.containers_per_pod.observe(containers as f64);
+        self.node.metrics.starts.containers_per_pod.observe(containers as f64);
         self.set_desired(uid, &pod, source, now);
         self.node.allocations.take_up(uid, &pod);
         // From here on it is the pod with what it was granted.
@@ -491,7 +491,7 @@ impl SyncLoop {
         if done.kind == WorkKind::TerminatingRuntime {
             self.housekeeping.look_for_leftovers();
         }
-        self.node.metrics.worker_duration.with_label_values(&[done.operation]).observe(done.took.as_secs_f64());
+        self.node.metrics.workers.duration.with_label_values(&[done.operation]).observe(done.took.as_secs_f64());
         // The look that a sync asks for at its end may have begun already, and the next sync needs no other.
         let actions = self.workers.done(&done.uid, done.kind, done.outcome, done.settled);
         self.apply(actions, now);
@@ -537,10 +537,10 @@ impl SyncLoop {
         self.tasks.insert(uid.clone(), cancel.clone());
         if work.last_sync.is_none() {
             let waited = now.duration_since(work.since).as_secs_f64();
-            self.node.metrics.worker_start.observe(waited);
+            self.node.metrics.workers.start.observe(waited);
             if work.kind == WorkKind::Sync && self.node.pods.is_starting(&uid) {
                 let queue = stages::Stage::Queue.name();
-                self.node.metrics.start_stages.with_label_values(&[queue]).observe(waited);
+                self.node.metrics.starts.stages.with_label_values(&[queue]).observe(waited);
             }
         }
         let stays = work.kind == WorkKind::Terminated && self.stays(&uid);
@@ -681,9 +681,9 @@ impl SyncLoop {
     fn count(&self) {
         let metrics = &self.node.metrics;
         let [deferred, infeasible, under_way] = self.node.allocations.snapshot();
-        metrics.pending_resizes.with_label_values(&["deferred"]).set(deferred as f64);
-        metrics.pending_resizes.with_label_values(&["infeasible"]).set(infeasible as f64);
-        metrics.in_progress_resizes.set(under_way as f64);
+        metrics.resizes.pending.with_label_values(&["deferred"]).set(deferred as f64);
+        metrics.resizes.pending.with_label_values(&["infeasible"]).set(infeasible as f64);
+        metrics.resizes.in_progress.set(under_way as f64);
         let (mut desired, mut active) = ([0u32; 2], [0u32; 2]);
         for (uid, pod) in self.desired.iter() {
             let is_static = usize::from(pod.source.is_static());
@@ -691,11 +691,11 @@ impl SyncLoop {
             active[is_static] += u32::from(self.is_active(uid, &pod.pod));
         }
         for (is_static, label) in ["", "true"].into_iter().enumerate() {
-            metrics.desired_pods.with_label_values(&[label]).set(f64::from(desired[is_static]));
-            metrics.active_pods.with_label_values(&[label]).set(f64::from(active[is_static]));
+            metrics.pods.desired.with_label_values(&[label]).set(f64::from(desired[is_static]));
+            metrics.pods.active.with_label_values(&[label]).set(f64::from(active[is_static]));
         }
         let ephemeral = self.desired.iter().filter_map(|(_, d)| d.pod.spec.as_ref()?.ephemeral_containers.as_ref());
-        metrics.ephemeral_containers.set(ephemeral.map(Vec::len).sum::<usize>() as f64);
+        metrics.pods.ephemeral_containers.set(ephemeral.map(Vec::len).sum::<usize>() as f64);
         view::count_workers(metrics, self.workers.snapshot(|uid| self.desired.get(uid).is_some()));
         view::count_runtime(metrics, &self.node.cache.snapshot());
     }

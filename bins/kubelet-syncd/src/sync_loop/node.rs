@@ -91,7 +91,7 @@ impl NodeContext {
     /// The pod was seen running, for `kubelet_pod_start_duration_seconds`.
     pub fn started_running(&self, uid: &PodUid) {
         if let Some(seen) = self.pods.take_first_seen(uid) {
-            self.metrics.pod_start.observe(seen.elapsed().as_secs_f64());
+            self.metrics.starts.duration.observe(seen.elapsed().as_secs_f64());
         }
     }
 

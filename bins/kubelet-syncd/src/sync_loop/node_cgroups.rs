@@ -264,8 +264,8 @@ pub async fn set_qos(node: &NodeContext, pods: &[Arc<Pod>], anew: bool) {
     let pods = || pods.iter().map(|p| &**p);
     let levels = node.facts().memory_qos.map(|qos| qos.of_levels(pods()));
     if let Some(levels) = levels {
-        node.metrics.memory_min.set(levels.guaranteed() as f64);
-        node.metrics.memory_low.set(levels.burstable_low as f64);
+        node.metrics.memory.min.set(levels.guaranteed() as f64);
+        node.metrics.memory.low.set(levels.burstable_low as f64);
     }
     let limits = node.cgroups.qos_reserved.map(|reserved| reserved.limits(ClassRequests::of(pods())));
     let (burstable_memory_limit_bytes, best_effort_memory_limit_bytes) = limits.unwrap_or_default();

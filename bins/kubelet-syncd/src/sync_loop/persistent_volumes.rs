@@ -71,7 +71,7 @@ impl PodSyncer {
 
     /// The pod that has begun may not go on (upstream `rejectPod` of SyncPod).
     fn reject(&self, pod: &Pod, reason: &'static str, message: String) {
-        self.node.metrics.admission_rejections.with_label_values(&[admission::metric_label(reason)]).inc();
+        self.node.metrics.admission.rejections.with_label_values(&[admission::metric_label(reason)]).inc();
         let status = format!("Pod was rejected: {message}");
         let fails = Fails::UntilStopped;
         let termination = TerminationReason { reason: reason.to_owned(), message: status, disruption: None, fails };

@@ -108,7 +108,7 @@ impl SyncLoop {
             let Some(old) = gates.resizable(before).find(|c| c.name == new.name) else { continue };
             for (resource, requirement, operation) in changes(old.resources.as_ref(), new.resources.as_ref()) {
                 asked = true;
-                self.node.metrics.requested_resizes.with_label_values(&[resource, requirement, operation]).inc();
+                self.node.metrics.resizes.requested.with_label_values(&[resource, requirement, operation]).inc();
             }
         }
         if !asked {
@@ -213,7 +213,7 @@ impl SyncLoop {
             let tried = self.try_resize(&uid, now);
             match tried {
                 Tried::Granted if before.is_deferred() => {
-                    self.node.metrics.deferred_accepted.with_label_values(&[trigger.as_str()]).inc();
+                    self.node.metrics.resizes.deferred_accepted.with_label_values(&[trigger.as_str()]).inc();
                 }
                 Tried::Waits => self.wait_for_resize(&uid),
                 Tried::Granted | Tried::Never => {}
@@ -241,7 +241,7 @@ impl SyncLoop {
         };
         let gates = self.node.allocations.gates();
         if let Some(never) = feasibility::infeasible(&asked, &pod, gates, &self.node.facts(), managers) {
-            self.node.metrics.infeasible_resizes.with_label_values(&[never.detail]).inc();
+            self.node.metrics.resizes.infeasible.with_label_values(&[never.detail]).inc();
             self.postpone(uid, &asked, true, ResizeEvent::Infeasible(&never.message), &never.message);
             return Tried::Never;
         }

@@ -55,7 +55,8 @@ impl Resizer for PodResizer<'_> {
             let label = if done.is_ok() { "true" } else { "false" };
             self.node
                 .metrics
-                .resize_duration
+                .resizes
+                .duration
                 .with_label_values(&[label])
                 .observe(began.elapsed().as_secs_f64() * 1000.0);
             // What was changed is to be seen in the next look at the pod, also when the rest did not work.

@@ -298,7 +298,7 @@ impl RuntimeSide {
         }
         for end in ends::since(last.as_deref().or(pod.status.as_ref()), &status) {
             let labels = [end.container_type, &end.exit_code.to_string(), &end.reason];
-            node.metrics.terminated_containers.with_label_values(&labels).inc();
+            node.metrics.starts.terminated_containers.with_label_values(&labels).inc();
         }
         let status = last.filter(|last| **last == status).unwrap_or_else(|| Arc::new(status));
         node.pods.set_status(uid, status.clone());
@@ -355,13 +355,13 @@ fn count_starts(metrics: &Metrics, pod: &Pod, result: &SyncResult) {
         match action.action {
             Action::CreatePodSandbox => {
                 let failed = u64::from(action.error.is_some());
-                metrics.started_pods.inc();
-                metrics.started_pods_errors.inc_by(failed);
+                metrics.starts.pods.inc();
+                metrics.starts.pods_errors.inc_by(failed);
                 if pod.spec.as_ref().and_then(|spec| spec.host_users) == Some(false) {
-                    metrics.started_users.inc();
+                    metrics.starts.users.inc();
                     // A user namespace mostly fails only when something is to run in it: whatever fails in the sync that
                     // made the sandbox counts, once, as with upstream.
-                    metrics.started_users_errors.inc_by(u64::from(!result.is_ok()));
+                    metrics.starts.users_errors.inc_by(u64::from(!result.is_ok()));
                 }
             }
             Action::StartContainer if action.error.as_ref().is_none_or(|e| e.reason != CRASH_LOOP_BACK_OFF) => {
@@ -370,9 +370,9 @@ fn count_starts(metrics: &Metrics, pod: &Pod, result: &SyncResult) {
                     Some((ContainerKind::Ephemeral, _)) => "ephemeral_container",
                     Some((ContainerKind::Regular, _)) | None => "container",
                 };
-                metrics.started_containers.with_label_values(&[kind]).inc();
+                metrics.starts.containers.with_label_values(&[kind]).inc();
                 if let Some(error) = &action.error {
-                    metrics.started_containers_errors.with_label_values(&[kind, error.reason.as_str()]).inc();
+                    metrics.starts.containers_errors.with_label_values(&[kind, error.reason.as_str()]).inc();
                 }
             }
             _ => {}

@@ -355,14 +355,14 @@ pub fn count_workers<'a>(metrics: &Metrics, snapshot: impl Iterator<Item = (&'a 
         *counts.entry((lifecycle, config, is_static)).or_insert(0) += 1;
     }
     for ((lifecycle, config, is_static), count) in counts {
-        metrics.working_pods.with_label_values(&[lifecycle, config, is_static]).set(f64::from(count));
+        metrics.pods.working.with_label_values(&[lifecycle, config, is_static]).set(f64::from(count));
     }
 }
 
 /// `kubelet_running_pods` and `kubelet_running_containers`.
 pub fn count_runtime(metrics: &Metrics, pods: &[(PodUid, Arc<RuntimePod>)]) {
     let ready = pods.iter().filter(|(_, pod)| pod.has_ready_sandbox()).count();
-    metrics.running_pods.set(ready as f64);
+    metrics.pods.running.set(ready as f64);
     let states = [
         ("created", RunState::Created),
         ("running", RunState::Running),
@@ -371,7 +371,7 @@ pub fn count_runtime(metrics: &Metrics, pods: &[(PodUid, Arc<RuntimePod>)]) {
     ];
     for (label, state) in states {
         let count: usize = pods.iter().map(|(_, pod)| pod.containers.iter().filter(|c| c.state == state).count()).sum();
-        metrics.running_containers.with_label_values(&[label]).set(count as f64);
+        metrics.pods.running_containers.with_label_values(&[label]).set(count as f64);
     }
 }
 

@@ -97,7 +97,7 @@ pub async fn run(
     let context = CallContext::for_pod(&uid);
     let span = tracing::debug_span!("pod", pod_uid = %uid, request_id = &*context.request_id);
     let traced = work_span(&uid, &work, (kind == WorkKind::Sync).then(|| node.pods.cause(&uid)).flatten());
-    let times = (kind == WorkKind::Sync && node.pods.is_starting(&uid)).then(|| node.metrics.start_stages.clone());
+    let times = (kind == WorkKind::Sync && node.pods.is_starting(&uid)).then(|| node.metrics.starts.stages.clone());
     let syncer = PodSyncer { node, uid: uid.clone(), context, cancel, settled: OnceLock::new() };
     let settled = &syncer.settled;
     // On the heap: every wrapper around it would put one more copy of all of it on the stack.

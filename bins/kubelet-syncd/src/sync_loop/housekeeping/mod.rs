@@ -355,7 +355,7 @@ impl SyncLoop {
     fn kill_orphans(&mut self, plan: &Plan, now: Instant) {
         for (uid, name) in &plan.kill {
             tracing::warn!(pod_uid = %uid, name, "killing orphaned pod");
-            self.node.metrics.orphaned_runtime_pods.inc();
+            self.node.metrics.workers.orphaned_runtime_pods.inc();
             self.housekeeping.prune = true;
             let actions = self.workers.kill_runtime_pod(uid, name, plan::ORPHAN_GRACE, now);
             self.apply(actions, now);
