@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use bulkhead_ipc::evictiond::{Machine, MountedFileSystem};
+use bulkhead_sys::mountinfo;
 
 use crate::disk::FileSystem;
 use crate::kernel::{self, Reader};
@@ -101,29 +102,23 @@ pub struct Mounted {
 
 /// The machine's own file systems out of /proc/self/mountinfo: each disk once, and those in memory, without those of pods:
 /// volumes, which are told elsewhere, and the shared memory of sandboxes. `root_dir`: without a link, as the kernel tells it.
-pub fn file_systems(mountinfo: &str, root_dir: &Path, devices: &[Device]) -> Vec<Mounted> {
+pub fn file_systems(mountinfo: &[u8], root_dir: &Path, devices: &[Device]) -> Vec<Mounted> {
     let mut seen = HashSet::new();
     let mut found = Vec::new();
-    for line in mountinfo.lines() {
-        let Some((before, after)) = line.split_once(" - ") else { continue };
-        let mut fields = before.split(' ').skip(2);
-        let number = fields.next().and_then(|number| number.split_once(':'));
-        let Some((major, minor)) = number.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)))
-        else {
-            continue;
-        };
-        let Some(point) = fields.nth(1).map(crate::cgroup::unescape) else { continue };
-        let mut fields = after.split(' ');
-        let (Some(kind), Some(source)) = (fields.next(), fields.next()) else { continue };
-        let device = match kind {
+    for mount in mountinfo::parse(mountinfo) {
+        let numbers = mount.device.split_once(':');
+        let numbers = numbers.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+        let Some((major, minor)) = numbers else { continue };
+        let (point, source) = (mount.mount_point.into_owned(), mount.source.to_string_lossy());
+        let device = match &*mount.fs_type {
             "tmpfs" => point.to_string_lossy().into_owned(),
             "ext2" | "ext3" | "ext4" | "xfs" | "btrfs" | "f2fs" | "vfat" => {
                 // As it was mounted (cAdvisor `fs/fs.go` processMounts). The kernel's word for what it mounted first is no device.
                 if source.starts_with("/dev/") && source != "/dev/root" {
-                    source.to_owned()
+                    source.to_string()
                 } else {
                     let named = devices.iter().find(|device| (device.major, device.minor) == (major, minor));
-                    named.map_or_else(|| source.to_owned(), |device| format!("/dev/{}", device.name))
+                    named.map_or_else(|| source.to_string(), |device| format!("/dev/{}", device.name))
                 }
             }
             _ => continue,
@@ -228,10 +223,13 @@ mod tests {
 25 20 8:1 / /data rw - xfs /dev/sdb1 rw
 28 20 253:0 / /volumes rw - xfs /dev/mapper/vg-volumes rw
 ";
-        let found = file_systems(mountinfo, Path::new("/var/lib/kubelet"), &devices);
+        let found = file_systems(mountinfo.as_bytes(), Path::new("/var/lib/kubelet"), &devices);
         let names: Vec<_> = found.iter().map(|mounted| mounted.device.as_str()).collect();
         assert_eq!(names, ["/dev/vda", "/dev/shm", "/dev/sdb1", "/dev/mapper/vg-volumes"]);
         assert_eq!(measured(&found[3], FileSystem::default(), &devices).reads, 4, "by its number");
+        let beside = [b"19 20 8:9 / /\xff rw - ext4 /dev/sdz1 rw\n", mountinfo.as_bytes()].concat();
+        let beside = file_systems(&beside, Path::new("/var/lib/kubelet"), &devices);
+        assert_eq!((beside.len(), &beside[1..]), (5, &found[..]), "a name of any bytes is one of them");
         let fs = FileSystem { capacity: 10, used: 4, ..FileSystem::default() };
         let told = measured(&found[0], fs, &devices);
         assert_eq!((told.capacity_bytes, told.reads, told.weighted_io_ms), (10, 1, 11));
@@ -249,7 +247,7 @@ mod tests {
         #[test]
         fn nothing_makes_the_parsers_panic(text in ".{0,300}") {
             let devices = devices(text.as_bytes());
-            let _ = (processors(text.as_bytes()), file_systems(&text, Path::new("/r"), &devices));
+            let _ = (processors(text.as_bytes()), file_systems(text.as_bytes(), Path::new("/r"), &devices));
         }
     }
 }

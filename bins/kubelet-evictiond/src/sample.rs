@@ -128,7 +128,7 @@ impl Sampler {
     /// # Errors
     /// No control groups on this machine.
     pub fn new(paths: NodePaths) -> Result<Self, SamplerError> {
-        let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").map_err(SamplerError::Mounts)?;
+        let mountinfo = std::fs::read("/proc/self/mountinfo").map_err(SamplerError::Mounts)?;
         let hierarchy = Hierarchy::from_mountinfo(&mountinfo).ok_or(SamplerError::NoCgroups)?;
         Ok(Sampler::of(paths, hierarchy))
     }

@@ -444,7 +444,7 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         let root = self.paths.root_dir.clone();
         let list = tokio::task::spawn_blocking(move || {
             let root = std::fs::canonicalize(&root).unwrap_or(root);
-            let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+            let mountinfo = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
             let devices = machine::devices(&std::fs::read("/proc/diskstats").unwrap_or_default());
             (machine::file_systems(&mountinfo, &root, &devices), devices)
         });

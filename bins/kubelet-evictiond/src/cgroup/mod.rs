@@ -11,6 +11,7 @@ mod v2;
 use std::path::{Path, PathBuf};
 
 use bulkhead_ipc::evictiond::{CgroupCpu, CgroupIo};
+use bulkhead_sys::mountinfo;
 
 pub use memory::{Memory, Swap, limit};
 pub use names::{container_candidates, of_agent, of_process, pod_path, qos_levels};
@@ -64,16 +65,14 @@ pub struct MemoryDetail {
 impl Hierarchy {
     /// Finds the mounts in the text of /proc/self/mountinfo. Memory on v1 makes it v1, as hybrid systems have an empty
     /// v2 beside it.
-    pub fn from_mountinfo(mountinfo: &str) -> Option<Self> {
+    pub fn from_mountinfo(mountinfo: &[u8]) -> Option<Self> {
         let mut mounts = Mounts::default();
-        for line in mountinfo.lines() {
-            let Some((before, after)) = line.split_once(" - ") else { continue };
-            let Some(point) = before.split(' ').nth(4).map(unescape) else { continue };
-            let mut fields = after.split(' ');
-            match (fields.next(), fields.nth(1)) {
-                (Some("cgroup2"), _) => mounts.unified = mounts.unified.or(Some(point)),
-                (Some("cgroup"), Some(options)) => {
-                    for option in options.split(',') {
+        for mount in mountinfo::parse(mountinfo) {
+            let point = mount.mount_point.into_owned();
+            match &*mount.fs_type {
+                "cgroup2" => mounts.unified = mounts.unified.or(Some(point)),
+                "cgroup" => {
+                    for option in mount.super_options.split(',') {
                         let slot = match option {
                             "cpu" => &mut mounts.cpu,
                             "cpuacct" => &mut mounts.cpuacct,
@@ -190,17 +189,6 @@ fn pressure_below(reader: &mut Reader, mount: &Path, cgroup: &str) -> Pressure {
         return Pressure::default();
     }
     Pressure { cpu, memory: of("memory.pressure"), io: of("io.pressure") }
-}
-
-/// mountinfo writes space, tab, newline and backslash as three octal digits.
-pub(crate) fn unescape(field: &str) -> PathBuf {
-    let mut text = field.to_owned();
-    for (from, to) in [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")] {
-        if text.contains(from) {
-            text = text.replace(from, to);
-        }
-    }
-    text.into()
 }
 
 #[cfg(test)]

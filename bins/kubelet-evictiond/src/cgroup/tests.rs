@@ -14,7 +14,7 @@ const HYBRID: &str = "\
 #[test]
 fn mounts_are_found() {
     assert_eq!(
-        Hierarchy::from_mountinfo(HYBRID),
+        Hierarchy::from_mountinfo(HYBRID.as_bytes()),
         Some(Hierarchy::V1(Mounts {
             cpu: Some("/sys/fs/cgroup/cpu,cpuacct".into()),
             cpuacct: Some("/sys/fs/cgroup/cpu,cpuacct".into()),
@@ -24,11 +24,16 @@ fn mounts_are_found() {
         }))
     );
     assert_eq!(
-        Hierarchy::from_mountinfo("30 25 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n"),
+        Hierarchy::from_mountinfo(b"30 25 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n"),
         Some(Hierarchy::V2 { root: "/sys/fs/cgroup".into() })
     );
-    assert_eq!(Hierarchy::from_mountinfo("1 0 8:1 / / rw - ext4 /dev/vda rw\n"), None);
-    let spaced = Hierarchy::from_mountinfo("30 25 0:26 / /a\\040b rw - cgroup2 cgroup2 rw\n");
+    assert_eq!(Hierarchy::from_mountinfo(b"1 0 8:1 / / rw - ext4 /dev/vda rw\n"), None);
+    // A pod may have something mounted on a folder of any name.
+    assert!(matches!(
+        Hierarchy::from_mountinfo(b"29 25 0:9 / /\xff rw - tmpfs tmpfs rw\n30 25 0:26 / /c rw - cgroup2 cgroup2 rw\n"),
+        Some(Hierarchy::V2 { root }) if root == Path::new("/c")
+    ));
+    let spaced = Hierarchy::from_mountinfo(b"30 25 0:26 / /a\\040b rw - cgroup2 cgroup2 rw\n");
     assert_eq!(spaced, Some(Hierarchy::V2 { root: "/a b".into() }));
 }
 
@@ -182,7 +187,7 @@ fn trees_of_v1() {
 #[test]
 fn this_machine_has_usage() {
     let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-    let hierarchy = Hierarchy::from_mountinfo(&mountinfo).unwrap();
+    let hierarchy = Hierarchy::from_mountinfo(mountinfo.as_bytes()).unwrap();
     let usage = hierarchy.machine(&mut Reader::default());
     let memory = usage.memory.unwrap();
     assert!(usage.cpu_nanoseconds.is_some_and(|cpu| cpu > 0));
@@ -195,6 +200,6 @@ fn this_machine_has_usage() {
 proptest! {
     #[test]
     fn no_mount_table_makes_it_panic(text in ".{0,300}") {
-        let _ = Hierarchy::from_mountinfo(&text);
+        let _ = Hierarchy::from_mountinfo(text.as_bytes());
     }
 }

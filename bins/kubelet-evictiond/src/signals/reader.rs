@@ -38,7 +38,7 @@ impl KernelReader {
     /// # Errors
     /// No control groups on this machine.
     pub fn new(pods_cgroups: Vec<String>, exclude_active_page_cache: bool) -> Result<Self, SamplerError> {
-        let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").map_err(SamplerError::Mounts)?;
+        let mountinfo = std::fs::read("/proc/self/mountinfo").map_err(SamplerError::Mounts)?;
         let hierarchy = Hierarchy::from_mountinfo(&mountinfo).ok_or(SamplerError::NoCgroups)?;
         Ok(KernelReader { hierarchy, reader: Reader::default(), pods_cgroups, exclude_active_page_cache })
     }
