@@ -7,6 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use bulkhead_ipc::common::FcDisk;
+use bulkhead_sys::mountinfo;
 
 use crate::multipath::{self, names};
 
@@ -92,7 +93,10 @@ pub fn attach(root: &Path, disk: &FcDisk) -> Result<PathBuf, String> {
 }
 
 /// Where the machine has a device mounted, or a partition of it: kubelet-volnetd has unmounted what it has.
-fn mounted(root: &Path, name: &str) -> Option<String> {
+///
+/// # Errors
+/// The kernel's list of mounts cannot be read.
+fn mounted(root: &Path, name: &str) -> io::Result<Option<PathBuf>> {
     let block = root.join("sys/block").join(name);
     let partitions = names(&block).into_iter().filter(|entry| entry.starts_with(name)).map(|entry| block.join(entry));
     let numbers: Vec<String> = std::iter::once(block.clone())
@@ -100,12 +104,10 @@ fn mounted(root: &Path, name: &str) -> Option<String> {
         .filter_map(|folder| std::fs::read_to_string(folder.join("dev")).ok())
         .map(|numbers| numbers.trim_end().to_owned())
         .collect();
-    let mounts = std::fs::read_to_string(root.join("proc/self/mountinfo")).unwrap_or_default();
-    mounts.lines().find_map(|line| {
-        let mut fields = line.split(' ').skip(2);
-        let device = fields.next()?;
-        numbers.iter().any(|number| number == device).then(|| fields.nth(1).unwrap_or_default().to_owned())
-    })
+    let mounts = std::fs::read(root.join("proc/self/mountinfo"))?;
+    let mut mounts = mountinfo::parse(&mounts);
+    let mount = mounts.find(|mount| numbers.iter().any(|number| number == mount.device));
+    Ok(mount.map(|mount| mount.mount_point.into_owned()))
 }
 
 /// Flushes a device ("sda", "dm-0") and takes it out of the kernel with all its paths. One that is not there is out. Blocks.
@@ -115,8 +117,9 @@ fn mounted(root: &Path, name: &str) -> Option<String> {
 pub fn detach(root: &Path, name: &str) -> Result<(), String> {
     let joined = multipath::parent(root, name);
     let shown = joined.as_deref().unwrap_or(name);
-    if let Some(point) = mounted(root, shown) {
-        return Err(format!("device /dev/{shown} is mounted at {point}"));
+    let unread = |error| format!("failed to read where device /dev/{shown} is mounted: {error}");
+    if let Some(point) = mounted(root, shown).map_err(unread)? {
+        return Err(format!("device /dev/{shown} is mounted at {}", point.display()));
     }
     let paths = match joined {
         Some(joined) => {
@@ -288,6 +291,15 @@ mod tests {
         std::fs::write(partition.join("dev"), "8:33\n").unwrap();
         assert_eq!(detach(root, "sdc"), Err("device /dev/sdc is mounted at /mnt".to_owned()));
         assert!(!gone(&machine, "sdc"));
+        let mounts = root.join("proc/self/mountinfo");
+        let listed = std::fs::read(&mounts).unwrap();
+        std::fs::write(&mounts, [b"41 25 8:1 / /\xff rw - ext4 /dev/sda1 rw\n", listed.as_slice()].concat()).unwrap();
+        assert_eq!(detach(root, "sdc"), Err("device /dev/sdc is mounted at /mnt".to_owned()), "beside any bytes");
+        std::fs::remove_file(&mounts).unwrap();
+        let unread = detach(root, "sdc").unwrap_err();
+        assert!(unread.starts_with("failed to read where device /dev/sdc is mounted: "), "{unread}");
+        assert!(!gone(&machine, "sdc"));
+        std::fs::write(&mounts, listed).unwrap();
         std::fs::write(partition.join("dev"), "8:34\n").unwrap();
         detach(root, "sdc").unwrap();
         assert!(gone(&machine, "sdc"));
