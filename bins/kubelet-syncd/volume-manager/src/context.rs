@@ -12,9 +12,9 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::actual_state::ActualState;
 use crate::back_off::{BackOffs, Key};
-use crate::busy::Busy;
 use crate::desired_state::DesiredState;
 use crate::metrics::OperationMetrics;
+use crate::pending_operations::PendingOperations;
 use crate::pod_facts::PodFacts;
 use crate::ports::{ClaimWriter, ClusterReader, Drivers, VolumeVerbs};
 use crate::reconciler::{Attacher, NodeVolumes, PODS_AT_ONCE, Populating};
@@ -53,7 +53,7 @@ pub struct State {
     pub desired: DesiredState,
     pub actual: ActualState,
     /// Operations that run.
-    pub busy: Busy,
+    pub busy: PendingOperations,
     pub ended: BTreeSet<PodUid>,
     pub back_offs: BackOffs,
     pub node: NodeVolumes,

@@ -17,7 +17,7 @@
 //! | [`desired_state`] | which volumes pods want |
 //! | [`actual_state`] | which are there, and whether that is certain |
 //! | [`back_off`] | when something that failed is tried again |
-//! | [`busy`] | which operations exclude each other, and which hold back a pod's end |
+//! | [`pending_operations`] | which operations exclude each other, and which hold back a pod's end |
 //! | [`reconciler`] | what is done next |
 //! | [`context`] | nothing: the state behind one lock, and whom operations ask |
 //! | [`operations`] | in which order a volume is attached, staged, published, and taken back |
@@ -35,7 +35,6 @@ pub mod actual_state;
 pub mod attach_limit;
 pub mod back_off;
 pub mod block_devices;
-pub mod busy;
 pub mod context;
 pub mod csi;
 pub mod desired_state;
@@ -46,6 +45,7 @@ pub mod manager;
 pub mod metrics;
 pub mod names;
 pub mod operations;
+pub mod pending_operations;
 pub mod pod_facts;
 pub mod populate;
 pub mod populator;

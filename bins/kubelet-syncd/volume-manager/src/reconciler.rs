@@ -9,9 +9,9 @@ use tokio::time::Instant;
 
 use crate::actual_state::{ActualState, ActualVolume, Expansion, Nameless, Presence};
 use crate::back_off::{BackOffs, Kind};
-use crate::busy::Busy;
 use crate::desired_state::{DesiredState, DesiredVolume};
 use crate::metrics::Operation;
+use crate::pending_operations::PendingOperations;
 use crate::spec::UniqueName;
 
 /// From how many pods one volume is taken back at a time: a share that does not answer, and from which many pods have ended, leaves its
@@ -223,7 +223,7 @@ pub struct Look<'a> {
     pub desired: &'a DesiredState,
     pub actual: &'a ActualState,
     /// Operations that run.
-    pub busy: &'a Busy,
+    pub busy: &'a PendingOperations,
     /// Pods whose containers have ended, and whose volumes are to go.
     pub ended: &'a BTreeSet<PodUid>,
     pub back_offs: &'a BackOffs,
@@ -257,7 +257,7 @@ pub fn plan(look: &Look<'_>) -> (Vec<Action>, Option<Instant>) {
 /// Of those that are due, with the ends of their waits, what nothing excludes. Those of one volume have their turns in order of the time
 /// since which they could begin, those that have not failed first: calls that hang again and again, of pods of which there are more
 /// than may be taken back from at a time, keep neither other pods nor a mount from their turn.
-fn begin(busy: &Busy, mut due: Vec<(Option<Instant>, Action)>) -> Vec<Action> {
+fn begin(busy: &PendingOperations, mut due: Vec<(Option<Instant>, Action)>) -> Vec<Action> {
     let (mut taken, mut actions) = (busy.clone(), Vec::new());
     let mut waiting: BTreeSet<UniqueName> = BTreeSet::new();
     due.sort_by_key(|(since, _)| *since);
@@ -415,7 +415,12 @@ pub fn is_attached(attacher: &Attacher, node: &NodeVolumes, volume: &UniqueName)
 
 /// What the Node's status is to list, sorted. A volume of `busy` that it lists stays: the mount of a pod that has gone meanwhile may not
 /// have reached kubelet-volnetd yet, so that nothing is there to be seen, and it must not be detached under it.
-pub fn in_use(desired: &DesiredState, actual: &ActualState, node: &NodeVolumes, busy: &Busy) -> Vec<String> {
+pub fn in_use(
+    desired: &DesiredState,
+    actual: &ActualState,
+    node: &NodeVolumes,
+    busy: &PendingOperations,
+) -> Vec<String> {
     let listed: BTreeSet<String> = node.in_use.union(&node.attached).cloned().collect();
     let wanted = desired.attachable().filter(|name| !node.withdrawn.contains(&name.0));
     let busy = busy.volumes().filter(|name| node.in_use.contains(&name.0));

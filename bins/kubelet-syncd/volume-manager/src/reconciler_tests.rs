@@ -64,7 +64,7 @@ fn found(staged: Presence, pods: &[(&str, Presence)]) -> ActualVolume {
 struct World {
     desired: DesiredState,
     actual: ActualState,
-    busy: Busy,
+    busy: PendingOperations,
     ended: BTreeSet<PodUid>,
     back_offs: BackOffs,
     node: NodeVolumes,
@@ -79,7 +79,7 @@ impl World {
         World {
             desired: DesiredState::default(),
             actual: ActualState { epoch: 1, volumes: BTreeMap::new() },
-            busy: Busy::default(),
+            busy: PendingOperations::default(),
             ended: BTreeSet::new(),
             back_offs: BackOffs::default(),
             node: NodeVolumes::default(),
@@ -206,7 +206,7 @@ fn a_volume_is_taken_back_from_several_pods_at_a_time() {
     let (actions, again) = world.plan();
     assert_eq!((actions, again), (vec![unmount("v", "c")], Some(world.now + Duration::from_millis(500))));
     // What has failed waits, and nothing for it.
-    world.busy = Busy::default();
+    world.busy = PendingOperations::default();
     for pod in ["a", "c"] {
         world.back_offs.failed((unique("v"), Some(uid(pod))), Kind::Unmount, world.now);
     }
@@ -385,7 +385,7 @@ fn what_is_being_mounted_is_not_left_out() {
     world.desired.pods.clear();
     assert_eq!(list(&world), [unique("v").0]);
     world.node.report(&list(&world), true);
-    world.busy = Busy::default();
+    world.busy = PendingOperations::default();
     assert_eq!(list(&world), Vec::<String>::new());
 }
 
@@ -493,7 +493,7 @@ proptest! {
             world.actual.volumes.insert(unique(VOLUMES[volume]), found(staged, &pods));
         }
         world.ended = ended.into_iter().map(|pod| uid(PODS[pod])).collect();
-        let mut seen = Busy::default();
+        let mut seen = PendingOperations::default();
         for action in world.actions() {
             let (volume, destroys) = match &action {
                 Action::Attach { volume, pod } | Action::Mount { volume, pod } | Action::Expand { volume, pod } => {

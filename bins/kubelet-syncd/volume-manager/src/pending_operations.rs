@@ -1,4 +1,5 @@
-//! Operations that run, and what may not begin meanwhile (upstream `pkg/volume/util/nestedpendingoperations`). Pure.
+//! Operations that run, and what may not begin meanwhile (upstream NestedPendingOperations,
+//! `pkg/volume/util/nestedpendingoperations/nestedpendingoperations.go`). Pure.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use crate::spec::UniqueName;
 /// One operation on a volume.
 #[derive(Debug, Clone)]
 struct Running {
-    /// See [`Busy::excludes`].
+    /// See [`PendingOperations::excludes`].
     scope: Option<PodUid>,
     /// The pod whose part of the volume it is at work on.
     publishes_to: Option<PodUid>,
@@ -17,9 +18,9 @@ struct Running {
 
 /// All operations that run, by their volumes.
 #[derive(Debug, Clone, Default)]
-pub struct Busy(BTreeMap<UniqueName, Vec<Running>>);
+pub struct PendingOperations(BTreeMap<UniqueName, Vec<Running>>);
 
-impl Busy {
+impl PendingOperations {
     /// Whether an operation may not begin yet. `scope`: the one pod whose part it is about, as upstream's key has it; `None` excludes, and
     /// is excluded by, every other operation on the volume.
     pub fn excludes(&self, volume: &UniqueName, scope: Option<&PodUid>) -> bool {
@@ -92,7 +93,7 @@ mod tests {
             (Some("a"), "w", Some("a"), false),
         ] {
             let (scope, next) = (running.map(uid), next.map(uid));
-            let mut busy = Busy::default();
+            let mut busy = PendingOperations::default();
             busy.begin(&volume("v"), scope.as_ref(), None);
             let excludes = busy.excludes(&volume(volume_of_next), next.as_ref());
             assert_eq!(excludes, is_excluded, "{running:?}, then {volume_of_next} {next:?}");
@@ -105,7 +106,7 @@ mod tests {
     #[test]
     fn the_end_of_one_leaves_the_others() {
         let (a, b) = (PodUid::parse("a").unwrap(), PodUid::parse("b").unwrap());
-        let (v, mut busy) = (UniqueName("v".into()), Busy::default());
+        let (v, mut busy) = (UniqueName("v".into()), PendingOperations::default());
         busy.begin(&v, Some(&a), Some(&a));
         busy.begin(&v, Some(&b), Some(&b));
         assert_eq!(busy.count(&v), 2);
@@ -117,7 +118,7 @@ mod tests {
 
     #[test]
     fn what_is_done_once_a_node_holds_no_pod() {
-        let (a, v, mut busy) = (PodUid::parse("a").unwrap(), UniqueName("v".into()), Busy::default());
+        let (a, v, mut busy) = (PodUid::parse("a").unwrap(), UniqueName("v".into()), PendingOperations::default());
         busy.publishes(&v, &a);
         assert_eq!(busy.holding(&a).count(), 0, "nothing runs");
         busy.begin(&v, None, None);
