@@ -296,69 +296,89 @@ struct Parts {
     intended: bool,
 }
 
+/// By pod and specification.
+type AllParts = BTreeMap<(PodUid, String), Parts>;
+
 fn blocks(node: &Node, of: Option<&PodUid>) -> Result<Vec<PublishedVolume>, VolumeError> {
     let shown = paths::base(&node.settings.paths);
     let base = stage::base(&node.settings)?;
-    let mounts = way::Mounts::when_asked(&shown);
-    let mut found: BTreeMap<(PodUid, String), Parts> = BTreeMap::new();
-    let wanted = |pod: &PodUid| of.is_none_or(|of| of == pod);
+    let mut all = AllParts::new();
     if let Some(base) = &base {
-        for spec in specs(base, &shown)? {
-            for (is_map, folder) in [(false, paths::publish(&spec)), (true, paths::map(&spec))] {
-                for pod in
-                    names(base, &shown, &folder).unwrap_or_default().iter().filter_map(|name| PodUid::parse(name).ok())
-                {
-                    if wanted(&pod) {
-                        let parts = found.entry((pod, spec.clone())).or_default();
-                        if is_map { parts.bound = true } else { parts.published = true }
-                    }
-                }
-            }
+        published_and_bound(base, &shown, &mut all)?;
+    }
+    linked(node, of, &mut all)?;
+    intended(node, &mut all);
+    all.retain(|(pod, _), _| of.is_none_or(|of| of == pod));
+    let mounts = way::Mounts::when_asked(&shown);
+    let judged = all.into_iter().map(|(whose, parts)| Ok(block(&shown, base.as_ref(), mounts.get()?, whose, &parts)));
+    judged.collect()
+}
+
+/// What the plugin's folder tells: the names in the folders of a block volume are pods'.
+fn published_and_bound(base: &OwnedFd, shown: &Path, all: &mut AllParts) -> Result<(), VolumeError> {
+    for spec in specs(base, shown)? {
+        let pods = |folder: &Path| names(base, shown, folder).unwrap_or_default();
+        for pod in pods(&paths::publish(&spec)).iter().filter_map(|name| PodUid::parse(name).ok()) {
+            all.entry((pod, spec.clone())).or_default().published = true;
+        }
+        for pod in pods(&paths::map(&spec)).iter().filter_map(|name| PodUid::parse(name).ok()) {
+            all.entry((pod, spec.clone())).or_default().bound = true;
         }
     }
+    Ok(())
+}
+
+/// What the pods' folders tell. A pod that goes away while we look has none.
+fn linked(node: &Node, of: Option<&PodUid>, all: &mut AllParts) -> Result<(), VolumeError> {
     let pods = match of {
         Some(pod) => vec![pod.clone()],
         None => pods_on_disk(node)?,
     };
     for pod in pods {
-        if let Ok(dir) = pod_dir(&node.settings, &pod) {
-            let of_pod = node.settings.paths.pod(&pod);
-            for spec in names(&dir, &of_pod, &paths::pod_links()).unwrap_or_default() {
-                found.entry((pod.clone(), spec)).or_default().linked = true;
-            }
+        let Ok(dir) = pod_dir(&node.settings, &pod) else { continue };
+        for spec in names(&dir, &node.settings.paths.pod(&pod), &paths::pod_links()).unwrap_or_default() {
+            all.entry((pod.clone(), spec)).or_default().linked = true;
         }
     }
+    Ok(())
+}
+
+/// What the journal tells.
+fn intended(node: &Node, all: &mut AllParts) {
     for (pod, intents) in node.journal.all() {
         for intent in intents {
-            if let Intent::Publish { spec, block: true } = intent
-                && wanted(&pod)
-            {
-                found.entry((pod.clone(), spec.to_string())).or_default().intended = true;
+            if let Intent::Publish { spec, block: true } = intent {
+                all.entry((pod.clone(), spec.to_string())).or_default().intended = true;
             }
         }
     }
-    let mut volumes = Vec::new();
-    for ((pod, spec), parts) in found {
-        let mounts = mounts.get()?;
-        let folder = Path::new(paths::BLOCK).join(&spec).join("data");
-        let found = match &base {
-            Some(base) => read(base, &shown, &folder, mounts),
-            None => Found { data: None, problem: format!("there is no {}", shown.display()) },
-        };
-        let Found { data, problem } = found.judged(|data| belongs_to_spec(data, &spec));
-        let target = shown.join(paths::publish(&spec)).join(pod.as_str());
-        volumes.push(PublishedVolume {
-            mounted: mounts.at(&shown.join(paths::map(&spec)).join(pod.as_str())) || mounts.at(&target),
-            uncertain: parts.intended || !(parts.published && parts.bound && parts.linked),
-            block: true,
-            pod,
-            spec,
-            data,
-            target,
-            problem,
-        });
+}
+
+/// One of them, with what its file says.
+fn block(
+    shown: &Path,
+    base: Option<&OwnedFd>,
+    mounts: &way::Mounts,
+    (pod, spec): (PodUid, String),
+    parts: &Parts,
+) -> PublishedVolume {
+    let folder = Path::new(paths::BLOCK).join(&spec).join("data");
+    let found = match base {
+        Some(base) => read(base, shown, &folder, mounts),
+        None => Found { data: None, problem: format!("there is no {}", shown.display()) },
+    };
+    let Found { data, problem } = found.judged(|data| belongs_to_spec(data, &spec));
+    let target = shown.join(paths::publish(&spec)).join(pod.as_str());
+    PublishedVolume {
+        mounted: mounts.at(&shown.join(paths::map(&spec)).join(pod.as_str())) || mounts.at(&target),
+        uncertain: parts.intended || !(parts.published && parts.bound && parts.linked),
+        block: true,
+        pod,
+        spec,
+        data,
+        target,
+        problem,
     }
-    Ok(volumes)
 }
 
 /// Whether the disk bears an intent out: something of the volume is there.

@@ -184,8 +184,8 @@ struct Shown {
     root: PathBuf,
 }
 
-/// Refuses while a pod has what is mounted there. How a FlexVolume driver gives it to a pod nobody but the driver knows: a pod has it for as long as
-/// it has the volume's folder.
+/// Refuses while a pod has what is mounted there. How a FlexVolume driver gives it to a pod nobody but the driver knows: a pod has it
+/// for as long as it has the volume's folder.
 ///
 /// # Errors
 /// One has, or pods' folders cannot be listed.
