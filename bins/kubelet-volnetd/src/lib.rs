@@ -81,25 +81,25 @@
 //! A node log behind a link is refused. fsGroup leaves what is nested
 //! deeper than 256 directories.
 
-pub mod agent_sockets;
-pub mod audit;
+mod agent_sockets;
+mod audit;
 pub mod broker;
 pub mod cgroups;
-pub mod disks;
+mod disks;
 pub mod files;
-pub mod flexvolume;
-pub mod guard;
-pub mod inhibitor;
-pub mod iptables;
+mod flexvolume;
+mod guard;
+mod inhibitor;
+mod iptables;
 pub mod journal;
-pub mod kubeconfig;
+mod kubeconfig;
 pub mod metrics;
 pub mod node;
 pub mod operations;
-pub mod other_kubelet;
+mod other_kubelet;
 pub mod service;
 pub mod settings;
-pub mod setup;
+mod setup;
 pub mod validate;
 pub mod verbs;
 pub mod volumes;
