@@ -11,7 +11,7 @@ use super::copies::ApiCopy;
 use super::diff::{diff, is_order_only};
 use super::merge::{IllegalTransition, Terms, is_terminal, merge, phase};
 use super::mirror::{MirrorError, Owner, StaticPod};
-use super::normal::{Status, parse};
+use super::normal::{Status, fingerprint, parse};
 use crate::strategic::ORDER;
 
 /// What kubelet-syncd says of a pod, as far as it is to be told.
@@ -98,6 +98,8 @@ pub enum Decision {
     Patch {
         body: Vec<u8>,
         urgency: Urgency,
+        /// Fingerprint of the status that it leads to, see [`fingerprint`].
+        makes: u64,
         /// The pod has ended and may go once the server has been told this, whatever it makes of it.
         then_delete: bool,
     },
@@ -143,7 +145,9 @@ fn for_pod(desired: &Desired, around: Context<'_>) -> Result<Decision, Refusal> 
         Decision::Patch { urgency: Urgency::Minor, .. } if may_go && !around.deletion_pending => {
             Ok(Decision::DeletePod)
         }
-        Decision::Patch { body, urgency, .. } => Ok(Decision::Patch { body, urgency, then_delete: may_go }),
+        Decision::Patch { body, urgency, makes, .. } => {
+            Ok(Decision::Patch { body, urgency, makes, then_delete: may_go })
+        }
         decision => Ok(decision),
     }
 }
@@ -177,13 +181,14 @@ fn patch(desired: &Desired, api: &ApiCopy, old: &Status, now: Timestamp) -> Resu
     }
     let new = parse(&desired.status).ok_or(Refusal::Status)?;
     let terms = Terms { containers_may_run: desired.containers_may_run, is_static: desired.is_static, now };
-    let change = diff(old, &merge(old, &new, terms)?);
+    let merged = merge(old, &new, terms)?;
+    let change = diff(old, &merged);
     if is_order_only(&change) {
         return Ok(Decision::Nothing);
     }
     let urgency = urgency(&change);
     let body = json!({"metadata": {"uid": api.uid}, "status": change}).to_string().into_bytes();
-    Ok(Decision::Patch { body, urgency, then_delete: false })
+    Ok(Decision::Patch { body, urgency, makes: fingerprint(&merged), then_delete: false })
 }
 
 /// Minor: the sandbox is ready before anything runs in it, a generation was noticed, the cgroup's numbers settled.

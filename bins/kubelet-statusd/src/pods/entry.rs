@@ -94,10 +94,17 @@ impl Entry {
         }
     }
 
-    /// Takes a newer state. False: nothing changed that matters here.
+    /// Takes a newer state. False: nothing changed that matters here, such as when the watch shows what our own request was answered with.
     pub fn update(&mut self, desired: Desired, seen: Option<ApiCopy>) -> bool {
-        if self.desired == desired && self.seen == seen {
-            return false;
+        if self.desired == desired {
+            if self.seen == seen {
+                return false;
+            }
+            if self.is_own(seen.as_ref()) {
+                self.own = None;
+                self.seen = seen;
+                return false;
+            }
         }
         if std::mem::take(&mut self.refused) {
             self.not_before = None;
@@ -105,6 +112,13 @@ impl Entry {
         self.desired = desired;
         self.saw(seen);
         true
+    }
+
+    /// Whether the copy is the one that our last request was answered with.
+    fn is_own(&self, seen: Option<&ApiCopy>) -> bool {
+        self.own.as_ref().zip(seen).is_some_and(|(own, seen)| {
+            (&own.uid, &own.version, own.deleting) == (&seen.uid, &seen.version, seen.deleting)
+        })
     }
 
     fn saw(&mut self, seen: Option<ApiCopy>) {
@@ -204,6 +218,15 @@ impl Entry {
             .is_some_and(|written| written.body == hash(body) && written.made == status_fingerprint(api))
     }
 
+    /// Whether the last patch made this copy what was wanted (`makes`, see [`normal::fingerprint`]), so that another look at the pod
+    /// would find nothing to do. A mirror pod's next step depends on others; a pod that may go is to be deleted.
+    pub fn is_told(&self, makes: u64, copy: &ApiCopy) -> bool {
+        let is_newest = self.seen.as_ref().is_none_or(|seen| !seen.is_newer_than(copy));
+        let is_pod = !self.desired.is_static && copy.uid == self.desired.uid && copy.mirror_hash.is_empty();
+        let is_made = self.written.as_ref().is_some_and(|written| written.made == makes);
+        is_newest && is_pod && is_made && !self.desired.may_delete
+    }
+
     /// When this wish was written to the object, and somebody else has written over it since, or two patches were not enough.
     pub fn overwritten_since(&self, api: &ApiCopy) -> Option<Instant> {
         let written = self.written.as_ref()?;
@@ -219,10 +242,5 @@ fn hash(bytes: &[u8]) -> u64 {
 }
 
 fn status_fingerprint(api: &ApiCopy) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    match normal::parse(&api.status) {
-        Some(status) => serde_json::Value::Object(status).to_string().hash(&mut hasher),
-        None => api.status.hash(&mut hasher),
-    }
-    hasher.finish()
+    normal::parse(&api.status).map_or_else(|| hash(&api.status), |status| normal::fingerprint(&status))
 }

@@ -4,6 +4,8 @@
 //! empty lists say nothing, times have whole seconds, amounts one spelling, some objects are always there
 //! (upstream `pkg/kubelet/status/status_manager.go` normalizeStatus, and the types' `omitempty`).
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
 use bulkhead_types::Quantity;
 use serde_json::{Map, Value};
 
@@ -32,6 +34,13 @@ pub fn parse(json: &[u8]) -> Option<Status> {
         Value::Object(status) => Some(normal(status)),
         _ => None,
     }
+}
+
+/// Tells one status, in the common form, from another.
+pub fn fingerprint(status: &Status) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    serde_json::to_string(status).unwrap_or_default().hash(&mut hasher);
+    hasher.finish()
 }
 
 /// The common form.

@@ -16,10 +16,11 @@ use crate::api_writer::{ANSWER_DEADLINE, retry_after};
 /// What to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Strategic merge patch of the status. `minor`: it could have waited.
+    /// Strategic merge patch of the status. `minor`: it could have waited; `makes`: fingerprint of the status that it leads to.
     Patch {
         body: Vec<u8>,
         minor: bool,
+        makes: u64,
     },
     /// The final DELETE of a pod.
     DeletePod,
@@ -261,7 +262,7 @@ mod tests {
 
     #[test]
     fn requests_are_upstreams() {
-        let patch = request(&job(Action::Patch { body: b"{}".to_vec(), minor: false })).unwrap();
+        let patch = request(&job(Action::Patch { body: b"{}".to_vec(), minor: false, makes: 0 })).unwrap();
         assert_eq!((patch.method().as_str(), patch.uri().path()), ("PATCH", "/api/v1/namespaces/d/pods/p/status"));
         assert_eq!(patch.headers()["content-type"], "application/strategic-merge-patch+json");
         let delete = request(&job(Action::DeletePod)).unwrap();
@@ -297,7 +298,7 @@ mod tests {
                 .collect();
             let answer = json!({"status": "Failure", "reason": "Invalid", "code": 422, "details": {"causes": causes}});
             let status: kube::core::Status = serde_json::from_value(answer).unwrap();
-            outcome(&Action::Patch { body: Vec::new(), minor: false }, &Err(kube::Error::Api(status.boxed())))
+            outcome(&Action::Patch { body: Vec::new(), minor: false, makes: 0 }, &Err(kube::Error::Api(status.boxed())))
         };
         assert_eq!(invalid(&["metadata.uid"]), Outcome::Conflict);
         assert_eq!(invalid(&["status.phase", "metadata.uid"]), Outcome::Conflict);

@@ -263,7 +263,7 @@ impl StatusStore {
         let Some(entry) = self.pods.get_mut(uid) else { return };
         let pause = settle_outcome(entry, job, outcome, now, &self.metrics);
         match pause {
-            Pause::None => {
+            Pause::None | Pause::Settled => {
                 entry.failures = 0;
                 entry.not_before = None;
             }
@@ -274,7 +274,11 @@ impl StatusStore {
             }
         }
         let (again, is_static) = (entry.not_before.unwrap_or(now).max(now), entry.desired.is_static);
-        self.reschedule(uid, again);
+        if matches!(pause, Pause::Settled) {
+            self.unschedule(uid);
+        } else {
+            self.reschedule(uid, again);
+        }
         if is_static {
             self.count_mirrors();
         }
@@ -312,12 +316,16 @@ impl StatusStore {
     }
 
     fn reschedule(&mut self, uid: &PodUid, at: Instant) {
+        self.unschedule(uid);
+        self.schedule(uid, at);
+    }
+
+    fn unschedule(&mut self, uid: &PodUid) {
         if let Some(entry) = self.pods.get_mut(uid)
             && let Some(due) = entry.due.take()
         {
             self.due.remove(&(due, uid.clone()));
         }
-        self.schedule(uid, at);
     }
 
     /// Looks at all pods: where something of a static one has changed, and those are few.
@@ -331,6 +339,8 @@ impl StatusStore {
 enum Pause {
     /// It went well: at once.
     None,
+    /// It went well, and a look would show that nothing is left to do.
+    Settled,
     /// Neither well nor badly.
     Unchanged,
     /// Not before this, and longer each time.
@@ -344,14 +354,13 @@ fn settle_outcome(entry: &mut Entry, job: &Job, outcome: Outcome, now: Instant, 
     match outcome {
         Outcome::Object(copy) => {
             let pause = match &job.action {
-                Action::Patch { body, .. } => {
+                Action::Patch { body, makes, .. } => {
                     entry.wrote(job.fingerprint, body, &copy, now);
-                    if entry.desired.fingerprint() == job.fingerprint
-                        && let Some(since) = entry.changed_at.take()
-                    {
+                    let stands = entry.desired.fingerprint() == job.fingerprint;
+                    if stands && let Some(since) = entry.changed_at.take() {
                         metrics.synced(now.duration_since(since));
                     }
-                    Pause::None
+                    if stands && entry.is_told(*makes, &copy) { Pause::Settled } else { Pause::None }
                 }
                 Action::DeletePod => {
                     entry.deleted = Some(Gone::of(&copy));
@@ -418,7 +427,9 @@ fn chosen(entry: &Entry, api: Option<&ApiCopy>, decision: Decision) -> Option<Ac
     };
     match decision {
         Decision::Nothing => None,
-        Decision::Patch { body, urgency, .. } => Some(Action::Patch { body, minor: urgency == Urgency::Minor }),
+        Decision::Patch { body, urgency, makes, .. } => {
+            Some(Action::Patch { body, minor: urgency == Urgency::Minor, makes })
+        }
         Decision::DeletePod if entry.deletion_pending() => None,
         Decision::DeletePod => Some(Action::DeletePod),
         Decision::DeleteMirror => Some(Action::DeleteMirror),

@@ -123,6 +123,71 @@ fn written_once_and_then_nothing() {
     desk.quiet();
 }
 
+/// What a pod is compared for costs, so it is not compared again where nothing can come of it.
+#[test]
+fn a_pod_is_looked_at_again_only_where_something_may_come_of_it() {
+    let seen = |version, phase| object("a", version, phase);
+    let deleting = |version, phase| ApiObject { deleting: true, ..seen(version, phase) };
+    let wish = |phase, api| pod("a", phase, api);
+    let may_go = |api| PodState { may_delete: true, ..wish("Failed", api) };
+    // What is wanted at first, what comes before the answer, what the server makes of the patch, whether the answer is cause for a look.
+    for (what, first, meanwhile, made, looks) in [
+        ("as it was wanted", wish("Running", seen(5, "")), None, "Running", false),
+        (
+            "the watch was first",
+            wish("Running", seen(5, "")),
+            Some(wish("Running", seen(6, "Running"))),
+            "Running",
+            false,
+        ),
+        ("of a pod that ends", wish("Running", deleting(5, "")), None, "Running", false),
+        ("something else is made of it", wish("Running", seen(5, "")), None, "Unknown", true),
+        ("another wish", wish("Running", seen(5, "")), Some(wish("Failed", seen(5, ""))), "Running", true),
+        ("somebody wrote since", wish("Running", seen(5, "")), Some(wish("Running", seen(7, "Odd"))), "Running", true),
+        ("it may go", may_go(deleting(5, "")), None, "Failed", true),
+        ("it may go now", wish("Failed", deleting(5, "")), Some(may_go(deleting(5, ""))), "Failed", true),
+    ] {
+        let mut desk = Desk::new();
+        desk.tell(first);
+        let job = desk.job();
+        if let Some(meanwhile) = meanwhile {
+            desk.tell(meanwhile);
+        }
+        desk.end(&job, Outcome::Object(copy("a", 6, made)));
+        assert_eq!(!desk.store.due.is_empty(), looks, "{what}");
+    }
+}
+
+#[test]
+fn only_what_the_watch_shows_beyond_our_own_answer_is_news() {
+    let (own, status_json) = (object("a", 6, "Running"), status("Failed"));
+    for (what, state, is_news) in [
+        ("our own", pod("a", "Running", own.clone()), false),
+        ("what was before it", pod("a", "Running", object("a", 5, "Pending")), false),
+        ("another wish with it", PodState { status_json, ..pod("a", "", own.clone()) }, true),
+        ("a later one", pod("a", "Running", object("a", 7, "Running")), true),
+        ("another pod's", pod("a", "Running", object("b", 6, "Running")), true),
+        ("it is being deleted", pod("a", "Running", ApiObject { deleting: true, ..own.clone() }), true),
+        ("it is gone", PodState { api: None, ..pod("a", "Running", own.clone()) }, true),
+    ] {
+        let mut desk = Desk::new();
+        desk.tell(pod("a", "Running", object("a", 5, "Pending")));
+        let job = desk.job();
+        desk.end(&job, Outcome::Object(copy("a", 6, "Running")));
+        let (desired, seen) = Desired::of(state.clone()).unwrap();
+        assert_eq!(desk.store.upsert(desired, seen, desk.now), is_news, "{what}");
+        assert_eq!(!desk.store.due.is_empty(), is_news, "{what}");
+    }
+    // What somebody writes after it is answered as ever.
+    let mut desk = Desk::new();
+    desk.tell(pod("a", "Running", object("a", 5, "Pending")));
+    let job = desk.job();
+    desk.end(&job, Outcome::Object(copy("a", 6, "Running")));
+    desk.tell(pod("a", "Running", own));
+    desk.tell(pod("a", "Running", object("a", 7, "Unknown")));
+    assert_eq!(patch(&desk.job()), json!({"phase": "Running"}));
+}
+
 #[test]
 fn of_many_changes_the_newest_is_written_and_one_at_a_time() {
     let mut desk = Desk::new();
