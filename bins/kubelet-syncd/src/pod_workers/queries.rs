@@ -68,6 +68,12 @@ impl<P: Clone> Workers<P> {
         self.pods.get(uid).is_some_and(|w| w.restart_requested)
     }
 
+    /// Another life of the pod may begin under its uid: it was asked for, or the pod is a static one, whose manifest may be written again,
+    /// or what it is no source has told.
+    pub fn may_come_back(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).is_none_or(|w| w.restart_requested || w.is_static || !w.has_config)
+    }
+
     /// Unlike upstream's, an evicted pod's content stays until its containers have stopped and that was read: the minute's garbage
     /// collection would else remove what an exit code is about to be read from.
     pub fn content_should_be_removed(&self, uid: &PodUid) -> bool {

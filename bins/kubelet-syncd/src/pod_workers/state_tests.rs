@@ -211,6 +211,20 @@ fn grace_only_shrinks() {
 }
 
 #[test]
+fn a_pod_of_the_api_server_alone_does_not_come_back() {
+    let mut m = Machine::new();
+    assert!(m.workers.may_come_back(&uid("a")), "nothing is known of it");
+    m.update("a", UpdateType::Create, PodFacts { is_static: false, ..facts("p") }, None);
+    m.update("b", UpdateType::Create, facts("q"), None);
+    let actions = m.workers.kill_runtime_pod(&uid("c"), "c_default", 1, m.now);
+    m.take(actions);
+    assert_eq!(["a", "b", "c"].map(|pod| m.workers.may_come_back(&uid(pod))), [false, true, true]);
+    m.update("a", UpdateType::Kill, PodFacts { is_static: false, ..facts("p") }, None);
+    m.update("a", UpdateType::Create, PodFacts { is_static: false, ..facts("p") }, None);
+    assert!(m.workers.may_come_back(&uid("a")), "it is wanted again");
+}
+
+#[test]
 fn namesakes_start_one_after_another() {
     let mut m = Machine::new();
     m.update("a", UpdateType::Create, facts("p"), None);

@@ -573,7 +573,8 @@ impl SyncLoop {
         self.housekeeping.run_at_once();
         self.housekeeping.look_for_logs();
         if !self.housekeeping.is_kept(&uid) || !self.stays(&uid) {
-            self.collect_ended(uid);
+            let comes_back = self.workers.may_come_back(&uid);
+            self.collect_ended(uid, comes_back);
         }
     }
 

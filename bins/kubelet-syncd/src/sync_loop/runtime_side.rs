@@ -245,6 +245,11 @@ impl RuntimeSide {
         }
     }
 
+    /// Waits until no pod is being taken down.
+    pub async fn all_down(&self) {
+        self.take_downs.quiet().await;
+    }
+
     /// Whether a pod that has no pod worker yet is over by what the runtime has of it.
     pub fn course(&self, node: &NodeContext, pod: &Pod, runtime: &RuntimePod) -> Course {
         ended::course(pod, &self.manager.shown(runtime), &node.facts())

@@ -66,7 +66,7 @@ impl<T> Line<T> {
         self.held = self.held.saturating_sub(1);
         self.open_one();
         self.moved = Instant::now();
-        if self.held == 0 && self.nobody_waits() {
+        if self.is_quiet() {
             self.open = self.first;
         }
     }
@@ -99,9 +99,14 @@ impl<T> Line<T> {
     /// Whoever [`Self::next`] gave a slot is gone.
     pub fn undo(&mut self) {
         self.held = self.held.saturating_sub(1);
-        if self.held == 0 && self.nobody_waits() {
+        if self.is_quiet() {
             self.open = self.first;
         }
+    }
+
+    /// Nobody holds a slot, and nobody waits for one.
+    pub fn is_quiet(&self) -> bool {
+        self.held == 0 && self.nobody_waits()
     }
 
     fn nobody_waits(&self) -> bool {
@@ -204,6 +209,7 @@ mod tests {
                 prop_assert!((first..=first + more).contains(&line.open) && held <= line.open);
                 prop_assert!(waiting == 0 || line.free() == 0);
                 prop_assert!(held > 0 || line.open == first);
+                prop_assert_eq!(line.is_quiet(), held + waiting == 0);
             }
         }
     }

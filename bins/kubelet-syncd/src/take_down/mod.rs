@@ -19,7 +19,7 @@ use bulkhead_types::ContainerId;
 use kubelet_runtime::runtime::grace_clock::HeldBack;
 use kubelet_runtime::stages;
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use self::line::{Line, Place, STALLS};
@@ -57,6 +57,8 @@ impl Slots {
 pub struct TakeDowns {
     line: Arc<Mutex<Line<oneshot::Sender<Slot>>>>,
     overdue: Arc<Overdue>,
+    /// Told each time that it is quiet again.
+    quiet: Arc<Notify>,
 }
 
 /// A turn; dropping it gives it to the next in line.
@@ -80,6 +82,7 @@ impl TakeDowns {
         TakeDowns {
             line: Arc::new(Mutex::new(Line::new(slots.first, slots.most))),
             overdue: Arc::new(Overdue::new(every)),
+            quiet: Arc::default(),
         }
     }
 
@@ -108,6 +111,21 @@ impl TakeDowns {
                 slot.from = None;
                 line.undo();
             }
+        }
+        if line.is_quiet() {
+            self.quiet.notify_waiters();
+        }
+    }
+
+    /// Waits until nothing is taken down: no slot is held, and nobody waits for one. A pod that uses its grace period holds none.
+    pub async fn quiet(&self) {
+        loop {
+            // It hears from here on, also before it is polled.
+            let quiet = self.quiet.notified();
+            if self.line().is_quiet() {
+                return;
+            }
+            quiet.await;
         }
     }
 

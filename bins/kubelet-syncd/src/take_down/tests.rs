@@ -327,6 +327,27 @@ async fn calls_that_hang_leave_slots_for_others() {
     assert_eq!(slots.free(), 2);
 }
 
+#[tokio::test(start_paused = true)]
+async fn it_is_quiet_when_all_are_down_and_while_they_use_their_grace_periods() {
+    let slots = always(2);
+    slots.quiet().await;
+    let world = World::default();
+    world.now();
+    let crowd = async {
+        let ends = (0..10).map(|which| end(&world, &slots, which, &[AT_ONCE], false));
+        futures_util::future::join_all(ends).await;
+    };
+    let quiet = async {
+        tokio::task::yield_now().await;
+        slots.quiet().await;
+        world.0.lock().gone.len()
+    };
+    let grace = [Duration::from_secs(30)];
+    let slow = end(&world, &slots, 10, &grace, false);
+    let (gone, (), ()) = tokio::join!(quiet, crowd, slow);
+    assert_eq!(gone, 10, "all but the one that uses its grace period");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 

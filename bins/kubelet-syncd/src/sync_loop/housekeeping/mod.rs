@@ -6,6 +6,7 @@
 //! | [`plan`] | nothing: decides which pods are restarted, and which of the runtime's are killed |
 //! | [`container_gc`] | dead containers and empty sandboxes |
 //! | [`collected`] | nothing: which pods what is left of is being removed |
+//! | [`removals`] | nothing: when what is left of a pod is removed |
 //! | [`left`] | nothing: which pods may have left something that a prune has spared |
 //! | [`leftovers`] | folders, mounts, cgroups and logs of pods that are gone |
 //! | [`log_links`] | links to logs that a start could not make |
@@ -18,6 +19,7 @@ mod left;
 mod leftovers;
 mod log_links;
 pub(super) mod plan;
+mod removals;
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -30,6 +32,7 @@ use tokio::time::Instant;
 use self::collected::Collected;
 use self::left::Left;
 use self::plan::{Plan, PlanInputs};
+use self::removals::{Removals, Urgency};
 use super::main_loop::SyncLoop;
 use super::resize::Trigger;
 use super::view;
@@ -78,6 +81,8 @@ pub(super) struct Housekeeping {
     left: Left,
     /// Pods whose former life is being collected.
     collected: Collected,
+    /// Whose turn it is.
+    removals: Removals,
     /// Orphaned pods that are left alone, with what was told of each.
     spared: BTreeMap<PodUid, String>,
 }
@@ -96,6 +101,7 @@ impl Housekeeping {
             ended: HashSet::new(),
             left: Left::default(),
             collected: Collected::default(),
+            removals: Removals::default(),
             spared: BTreeMap::new(),
         }
     }
@@ -196,7 +202,9 @@ fn spared_anew(told: &mut BTreeMap<PodUid, String>, spared: &[(PodUid, String)],
 impl SyncLoop {
     /// A pod has ended and no source names it: its dead containers and sandboxes go, and the folders if they were kept. Those of a pod
     /// that its source still names go when it does not any more: until then a prune would spare them.
-    pub(super) fn collect_ended(&mut self, uid: PodUid) {
+    ///
+    /// `comes_back`: the pod begins anew, or may, and what the runtime has of its former life is not to be taken for the new one.
+    pub(super) fn collect_ended(&mut self, uid: PodUid, comes_back: bool) {
         let node = self.node.clone();
         // Taken here: a pod of the same uid that begins anew must not lose what it makes meanwhile.
         let old = node.cache.get(&uid);
@@ -207,7 +215,11 @@ impl SyncLoop {
             node.runtime.begins_anew(&uid, &old);
         }
         let collected = self.housekeeping.collected.begin(&uid);
+        let (disk_pressure, shutdown) = (node.pressure.last().disk, self.shutdown.is_some());
+        let urgency = Urgency { comes_back, disk_pressure, shutdown };
+        let removals = self.housekeeping.removals.clone();
         tokio::spawn(async move {
+            let _turn = if urgency.is_urgent() { None } else { removals.turn(node.runtime.all_down()).await };
             container_gc::collect_ended(&node, &uid, &old).await;
             drop(collected);
         });
@@ -301,7 +313,8 @@ impl SyncLoop {
         let ended = self.housekeeping.ended.iter();
         let unnamed = ended.filter(|uid| !known.contains_key(*uid) && !desired.contains(*uid));
         for uid in unnamed.cloned().collect::<Vec<_>>() {
-            self.collect_ended(uid);
+            // They are few: what is deleted while it runs is not kept.
+            self.collect_ended(uid, true);
         }
     }
 
