@@ -83,6 +83,7 @@
 //! # Known gaps
 //! Sockets are counted by network, which a pod's containers share: whose a descriptor is, the kernel shows to tracers alone.
 
+mod ask_syncd;
 pub mod cgroup;
 mod detail;
 pub mod disk;

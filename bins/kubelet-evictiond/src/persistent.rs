@@ -21,6 +21,7 @@ use prometheus::{GaugeVec, Opts};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use crate::ask_syncd::each_at_most;
 use crate::disk::Cache;
 use crate::pods::Pod;
 use crate::stats::{self, Moment};
@@ -101,14 +102,10 @@ impl PersistentVolumes {
 
     async fn ask(&self) -> Result<(), tonic::Status> {
         let mut client = StorageClient::new(self.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        let mut stream =
+        let list =
             client.volume_usages(CallContext::new().request(VolumeUsagesRequest {}, DEADLINE)).await?.into_inner();
         let (mut there, mut measured) = (HashSet::new(), Vec::new());
-        while let Some(told) = stream.message().await? {
-            if there.len() == MAX_VOLUMES {
-                tracing::warn!(MAX_VOLUMES, "the list of volumes' usage is cut");
-                break;
-            }
+        each_at_most(list, MAX_VOLUMES, "volumes' usage", |told| {
             there.insert((told.pod_uid.clone(), told.volume.clone()));
             if told.folder.is_empty() {
                 let time = Moment::now().text;
@@ -118,7 +115,8 @@ impl PersistentVolumes {
             } else {
                 measured.extend(self.measure(told));
             }
-        }
+        })
+        .await?;
         let _ = tokio::time::timeout(FOLDERS, join_all(measured)).await;
         let running = self.running.lock().clone();
         forget(&mut self.figures.lock(), &there, &running);

@@ -15,6 +15,8 @@ use bulkhead_ipc::syncd::pods_client::PodsClient;
 use bulkhead_ipc::syncd::{GetNodeRequest, ListPodsRequest, PodState};
 use bulkhead_types::{ContainerName, Namespace, PodName, PodUid, VolumeName};
 
+use crate::ask_syncd::each_at_most;
+
 /// How long kubelet-syncd may take to answer.
 const DEADLINE: Duration = Duration::from_secs(2);
 /// More pods than a node can have (maxPods is at most a few thousand in practice); the rest of a longer list is cut.
@@ -131,18 +133,13 @@ impl SyncdPods {
     async fn list(&self) -> Result<Vec<Pod>, tonic::Status> {
         let request = CallContext::new().request(ListPodsRequest {}, DEADLINE);
         let mut client = PodsClient::new(self.link.channel()).max_decoding_message_size(MAX_POD_BYTES);
-        let mut stream = client.list(request).await?.into_inner();
+        let list = client.list(request).await?.into_inner();
         let mut pods = Vec::new();
-        while let Some(state) = stream.message().await? {
-            if pods.len() == MAX_PODS {
-                tracing::warn!(MAX_PODS, "list of pods is cut");
-                break;
-            }
-            match pod(state) {
-                Ok(pod) => pods.push(pod),
-                Err(error) => tracing::warn!(%error, "kubelet-syncd named a pod that cannot be one"),
-            }
-        }
+        each_at_most(list, MAX_PODS, "pods", |state| match pod(state) {
+            Ok(pod) => pods.push(pod),
+            Err(error) => tracing::warn!(%error, "kubelet-syncd named a pod that cannot be one"),
+        })
+        .await?;
         Ok(pods)
     }
 }

@@ -18,6 +18,7 @@ use bulkhead_ipc::syncd::{
     WritableLayer, WritableLayersRequest,
 };
 
+use crate::ask_syncd::{collect_at_most, each_at_most};
 use crate::runtime_pods::PodFigures;
 
 /// How long kubelet-syncd and the runtime behind it may take: as upstream's `runtimeRequestTimeout` where nothing is configured. A
@@ -93,37 +94,20 @@ impl SyncdRuntime {
     async fn ask_of_pods(&self) -> Result<Vec<RuntimePod>, tonic::Status> {
         let mut client = RuntimeStatsClient::new(self.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let request = CallContext::new().request(RuntimePodsRequest {}, DEADLINE);
-        let mut stream = client.pods(request).await?.into_inner();
-        let mut pods = Vec::new();
-        while let Some(pod) = stream.message().await? {
-            if pods.len() == MAX_PODS {
-                tracing::warn!(MAX_PODS, "list of pods' figures is cut");
-                break;
-            }
-            pods.push(pod);
-        }
-        Ok(pods)
+        collect_at_most(client.pods(request).await?.into_inner(), MAX_PODS, "pods' figures").await
     }
 
     async fn ask(&self) -> Result<RuntimeDisks, tonic::Status> {
         let mut client = StatsClient::new(self.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let file_systems = client.image_fs(CallContext::new().request(ImageFsRequest {}, DEADLINE)).await?.into_inner();
         let request = CallContext::new().request(WritableLayersRequest {}, DEADLINE);
-        let mut stream = client.writable_layers(request).await?.into_inner();
+        let layers = client.writable_layers(request).await?.into_inner();
         let mut disks = RuntimeDisks {
             images: file_systems.images,
             containers: file_systems.containers,
             ..RuntimeDisks::default()
         };
-        let mut containers = 0;
-        while let Some(layer) = stream.message().await? {
-            if containers == MAX_LAYERS {
-                tracing::warn!(MAX_LAYERS, "list of writable layers is cut");
-                break;
-            }
-            containers += 1;
-            disks.take(layer);
-        }
+        each_at_most(layers, MAX_LAYERS, "writable layers", |layer| disks.take(layer)).await?;
         Ok(disks)
     }
 }

@@ -15,6 +15,8 @@ use bulkhead_types::Epoch;
 use tonic::Status;
 use tonic::transport::Channel;
 
+use crate::ask_syncd::{collect_at_most, in_time};
+
 const DEADLINE: Duration = Duration::from_secs(5);
 /// A round of garbage collection waits for the runtime.
 const RECLAIM_DEADLINE: Duration = Duration::from_secs(30);
@@ -51,31 +53,17 @@ impl Syncd {
         EvictionClient::new(self.link.channel()).max_decoding_message_size(MAX_POD_BYTES)
     }
 
-    async fn in_time<T>(deadline: Duration, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
-        let late = |_| Status::deadline_exceeded("kubelet-syncd does not answer");
-        tokio::time::timeout(deadline, call).await.map_err(late)?
-    }
-
     /// Pods that may be evicted. `limited_only`: those alone with limits of local storage of their own; others may be among them.
     pub async fn candidates(&self, limited_only: bool) -> Result<Vec<Candidate>, Status> {
-        Self::in_time(DEADLINE, async {
+        in_time(DEADLINE, async {
             let request = CallContext::new().request(CandidatesRequest { limited_only }, DEADLINE);
-            let mut stream = self.client().candidates(request).await?.into_inner();
-            let mut pods = Vec::new();
-            while let Some(pod) = stream.message().await? {
-                if pods.len() == MAX_PODS {
-                    tracing::warn!(MAX_PODS, "list of pods to evict is cut");
-                    break;
-                }
-                pods.push(pod);
-            }
-            Ok(pods)
+            collect_at_most(self.client().candidates(request).await?.into_inner(), MAX_PODS, "pods to evict").await
         })
         .await
     }
 
     pub async fn evict(&self, request: EvictRequest) -> Result<EvictionOutcome, Status> {
-        Self::in_time(DEADLINE, async {
+        in_time(DEADLINE, async {
             let reply = self.client().evict(CallContext::new().request(request, DEADLINE)).await?.into_inner();
             Ok(reply.outcome())
         })
@@ -83,27 +71,22 @@ impl Syncd {
     }
 
     pub async fn in_flight(&self) -> Result<Vec<EvictionInFlight>, Status> {
-        Self::in_time(DEADLINE, async {
+        in_time(DEADLINE, async {
             let request = CallContext::new().request(InFlightRequest {}, DEADLINE);
-            let mut stream = self.client().in_flight(request).await?.into_inner();
-            let mut all = Vec::new();
-            while let Some(one) = stream.message().await? {
-                all.push(one);
-            }
-            Ok(all)
+            collect_at_most(self.client().in_flight(request).await?.into_inner(), MAX_PODS, "evictions").await
         })
         .await
     }
 
     pub async fn report(&self, report: ReportPressureRequest) -> Result<(), Status> {
-        Self::in_time(DEADLINE, async {
+        in_time(DEADLINE, async {
             self.client().report_pressure(CallContext::new().request(report, DEADLINE)).await.map(drop)
         })
         .await
     }
 
     pub async fn reclaim(&self, request: ReclaimRequest) -> Result<(), Status> {
-        Self::in_time(RECLAIM_DEADLINE, async {
+        in_time(RECLAIM_DEADLINE, async {
             self.client().reclaim(CallContext::new().request(request, RECLAIM_DEADLINE)).await.map(drop)
         })
         .await
@@ -111,7 +94,7 @@ impl Syncd {
 
     /// Where images and containers' writable layers lie, as the runtime has it.
     pub async fn image_fs(&self) -> Result<ImageFsReply, Status> {
-        Self::in_time(DEADLINE, async {
+        in_time(DEADLINE, async {
             let mut client = StatsClient::new(self.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
             Ok(client.image_fs(CallContext::new().request(ImageFsRequest {}, DEADLINE)).await?.into_inner())
         })

@@ -18,6 +18,7 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 use super::passes::ImageFs;
+use crate::ask_syncd::{collect_at_most, in_time};
 use crate::disk::FileSystem;
 use crate::question::Question;
 use crate::walker::Walker;
@@ -84,25 +85,11 @@ impl Reading {
     }
 }
 
-async fn in_time<T>(deadline: Duration, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
-    let late = |_| Status::deadline_exceeded("kubelet-syncd does not answer");
-    tokio::time::timeout(deadline, call).await.map_err(late)?
-}
-
 impl ImageStore for SyncdImages {
     async fn list(&self) -> Result<Vec<StoredImage>, Status> {
         in_time(DEADLINE, async {
             let request = CallContext::new().request(ListImagesRequest {}, DEADLINE);
-            let mut stream = self.client().list(request).await?.into_inner();
-            let mut images = Vec::new();
-            while let Some(image) = stream.message().await? {
-                if images.len() == MAX_IMAGES {
-                    tracing::warn!(MAX_IMAGES, "list of images is cut");
-                    break;
-                }
-                images.push(image);
-            }
-            Ok(images)
+            collect_at_most(self.client().list(request).await?.into_inner(), MAX_IMAGES, "images").await
         })
         .await
     }

@@ -16,6 +16,7 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 use super::plan::Removal;
+use crate::ask_syncd::in_time;
 
 const LIST_DEADLINE: Duration = Duration::from_secs(5);
 /// kubelet-syncd asks a runtime that does not answer twice.
@@ -59,14 +60,9 @@ impl Syncd {
         LogsClient::new(self.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES)
     }
 
-    async fn in_time<T>(deadline: Duration, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
-        let late = |_| Status::deadline_exceeded("kubelet-syncd does not answer");
-        tokio::time::timeout(deadline, call).await.map_err(late)?
-    }
-
     /// All logs. `known`: the list that it answered before, which is sent again only where it is another one now.
     pub async fn list(&self, known: &mut LogList) -> Result<(), Status> {
-        Self::in_time(LIST_DEADLINE, async {
+        in_time(LIST_DEADLINE, async {
             let request = ListLogsRequest { known: known.version.clone() };
             let request = CallContext::new().request(request, LIST_DEADLINE);
             let mut stream = self.client().list(request).await?.into_inner();
@@ -90,18 +86,18 @@ impl Syncd {
 
     pub async fn rotate(&self, log: &ContainerLogPlace) -> Result<String, Status> {
         let request = CallContext::new().request(RotateLogRequest { log: Some(named(log)) }, DEADLINE);
-        Self::in_time(DEADLINE, async { Ok(self.client().rotate_log(request).await?.into_inner().stamp) }).await
+        in_time(DEADLINE, async { Ok(self.client().rotate_log(request).await?.into_inner().stamp) }).await
     }
 
     pub async fn reopen(&self, log: &ContainerLogPlace) -> Result<(), Status> {
         let request = CallContext::new().request(ReopenLogRequest { log: Some(named(log)) }, DEADLINE);
-        Self::in_time(DEADLINE, async { self.client().reopen_log(request).await.map(drop) }).await
+        in_time(DEADLINE, async { self.client().reopen_log(request).await.map(drop) }).await
     }
 
     pub async fn restore(&self, log: &ContainerLogPlace, stamp: LogStamp) -> Result<(), Status> {
         let request = RestoreLogRequest { log: Some(named(log)), stamp: stamp.to_string() };
         let request = CallContext::new().request(request, DEADLINE);
-        Self::in_time(DEADLINE, async { self.client().restore_log(request).await.map(drop) }).await
+        in_time(DEADLINE, async { self.client().restore_log(request).await.map(drop) }).await
     }
 
     pub async fn remove(&self, log: &ContainerLogPlace, removals: &[Removal]) -> Result<(), Status> {
@@ -109,6 +105,6 @@ impl Syncd {
         let files = removals.iter().take(1000).map(wire).collect();
         let request = RemoveRotatedRequest { log: Some(named(log)), files };
         let request = CallContext::new().request(request, DEADLINE);
-        Self::in_time(DEADLINE, async { self.client().remove_rotated(request).await.map(drop) }).await
+        in_time(DEADLINE, async { self.client().remove_rotated(request).await.map(drop) }).await
     }
 }

@@ -11,6 +11,7 @@ use bulkhead_ipc::syncd::ooms_client::OomsClient;
 use tonic::Status;
 
 use super::ledger::Told;
+use crate::ask_syncd::in_time;
 
 const DEADLINE: Duration = Duration::from_secs(5);
 
@@ -44,8 +45,6 @@ impl Listener for Syncd {
         let Told { sequence, process, pid } = kill.clone();
         let request = ReportOomRequest { boot_id: boot_id.to_owned(), sequence, process, pid };
         let mut client = OomsClient::new(self.link.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        let call = client.report(CallContext::new().request(request, DEADLINE));
-        let late = |_| Status::deadline_exceeded("kubelet-syncd does not answer");
-        tokio::time::timeout(DEADLINE, call).await.map_err(late)?.map(drop)
+        in_time(DEADLINE, client.report(CallContext::new().request(request, DEADLINE))).await.map(drop)
     }
 }
