@@ -456,7 +456,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
         if let Some(other) = self.in_flight().await? {
             return Ok(other);
         }
-        tracing::info!(resource = resource.as_str(), "Eviction manager: attempting to reclaim");
+        tracing::info!(resourceName = resource.as_str(), "Eviction manager: attempting to reclaim");
         let layout = self.files.layout().unwrap_or_default();
         let reclaims = Reclaims::of(threshold.signal, layout);
         let request = ReclaimRequest { resource: resource.as_str().to_owned(), dead_containers: reclaims.containers };
@@ -479,7 +479,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
             could_reclaim(told)?;
             pods?
         };
-        tracing::info!(resource = resource.as_str(), "Eviction manager: must evict pod(s) to reclaim");
+        tracing::info!(resourceName = resource.as_str(), "Eviction manager: must evict pod(s) to reclaim");
         self.observe_age(actionable);
         self.evict_first(pods, *threshold, actionable, layout).await.map(|hold| hold.unwrap_or_else(pause))
     }
@@ -549,8 +549,7 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
         tracing::info!(pods = names.join(" "), "Eviction manager: pods ranked for eviction");
         for ranked in pods {
             if ranked.pod.critical {
-                let (namespace, name) = (&ranked.pod.namespace, &ranked.pod.name);
-                tracing::info!("Eviction manager: cannot evict a critical pod {namespace}/{name}");
+                tracing::info!(pod = full_name(&ranked.pod), "Eviction manager: cannot evict a critical pod");
                 continue;
             }
             let resource = Resource::of(threshold.signal);
@@ -610,10 +609,10 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
     /// A pod is being evicted.
     fn note(&mut self, pod: &Candidate, request: &EvictRequest) {
         tracing::warn!(
-            pod = format!("{}/{}", pod.namespace, pod.name),
+            pod = full_name(pod),
             signal = request.signal,
             id = request.id,
-            "Eviction manager: evicted"
+            "Eviction manager: pod is evicted successfully"
         );
         self.parts.metrics.evictions.with_label_values(&[&request.signal]).inc();
         if self.evicted.len() == EVICTED_KEPT {
@@ -684,12 +683,18 @@ impl<P: PodSource, R: RuntimeSource> Manager<P, R> {
                 }
                 Ok(refused) => tracing::debug!(pod = pod.name, ?refused, "Eviction manager: the pod stays"),
                 Err(status) => {
-                    tracing::warn!(code = ?status.code(), "Eviction manager: failed to evict: {}", status.message());
+                    let (pod, code) = (full_name(&pod), status.code());
+                    tracing::warn!(pod, ?code, "Eviction manager: pod failed to evict: {}", status.message());
                 }
             }
         }
         Ok(evicted)
     }
+}
+
+/// "namespace/name", as upstream logs a pod.
+fn full_name(pod: &Candidate) -> String {
+    format!("{}/{}", pod.namespace, pod.name)
 }
 
 /// Nobody goes in this pass; the next one is soon.

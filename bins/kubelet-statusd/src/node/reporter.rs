@@ -148,7 +148,7 @@ impl Reporter {
             let initial = self.compute(&empty, memory, Occasion::Period).await;
             match self.try_register(&initial).await {
                 Ok(node) => {
-                    tracing::info!(node = self.server.name(), "node registered");
+                    tracing::info!(node = self.server.name(), "Successfully registered node");
                     self.tell_uid(&node);
                     memory.node = Some(node);
                     return;
@@ -199,7 +199,7 @@ impl Reporter {
             match self.try_report(memory, occasion, attempt).await {
                 Ok(()) => return,
                 Err(error) => {
-                    tracing::warn!(%error, attempt, "failed to update node status");
+                    tracing::warn!(%error, attempt, "Error updating node status, will retry");
                     if matches!(&error, WriteError::Request(error) if error.is_not_found()) {
                         memory.node = None;
                         // Nothing new may belong to it.
