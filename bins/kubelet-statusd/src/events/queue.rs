@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use super::Record;
 use super::object::Occurrence;
@@ -31,6 +31,7 @@ struct Shared {
     dropped: AtomicU64,
     last: Mutex<Timestamp>,
     versions: Mutex<Lru<u64, String>>,
+    busy: watch::Sender<usize>,
 }
 
 /// Takes events of this process; bounded, never waits.
@@ -54,6 +55,7 @@ impl EventQueue {
             dropped: AtomicU64::new(0),
             last: Mutex::new(Timestamp::MIN),
             versions: Mutex::new(Lru::new(VERSIONS)),
+            busy: watch::Sender::new(0),
         });
         (EventQueue { shared: shared.clone() }, OwnEvents { shared })
     }
@@ -86,6 +88,16 @@ impl EventQueue {
         if versions.get(&hash(uid)).is_none() {
             versions.put(hash(uid), version.to_owned());
         }
+    }
+
+    /// Takes how many pods start or end just now.
+    pub fn pods_busy(&self, pods: usize) {
+        self.shared.busy.send_if_modified(|before| std::mem::replace(before, pods) != pods);
+    }
+
+    /// See [`EventQueue::pods_busy`].
+    pub fn busy_pods(&self) -> watch::Receiver<usize> {
+        self.shared.busy.subscribe()
     }
 
     /// See [`EventQueue::pod_seen`].

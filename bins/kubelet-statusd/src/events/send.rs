@@ -1,14 +1,16 @@
 //! Brings events to the API server, one after the other, and waits for it as long as it takes.
 //!
 //! Upstream gives an event up after 12 attempts; here one that the server has not answered is kept, and those behind it
-//! with it, up to the bounds of the queues. What the server refuses is dropped.
+//! with it, up to the bounds of the queues. What the server refuses is dropped. While many pods start or end kubelet-syncd's events
+//! are spread, see [`pause`].
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bulkhead_daemon::progress::Heartbeat;
 use bulkhead_ipc::client::Link;
 use bulkhead_ipc::syncd;
 use http::{Method, Request, header};
+use jiff::Timestamp;
 use kube::Client;
 
 use super::Involved;
@@ -23,6 +25,14 @@ use crate::api_writer::{ANSWER_DEADLINE, retry_after};
 
 /// Attempts at an event that the server fails over, as upstream's.
 const FAILURES: u32 = 12;
+
+/// So many pods that start or end at once take all of the node's CPUs, events of theirs too: they are told more slowly then.
+const MANY_PODS: usize = 8;
+/// From one event to the next while there are [`MANY_PODS`].
+const SPREAD: Duration = Duration::from_millis(100);
+/// No event is older than this when it is told, where the server takes events as fast as they come. As late is the last of 300
+/// with upstream: its client sends 100 at once, then 50 a second (eventBurst, eventRecordQPS).
+const LATEST: Duration = Duration::from_secs(4);
 
 /// What sending needs.
 #[derive(Clone)]
@@ -49,12 +59,15 @@ impl std::fmt::Debug for Sender {
 struct Run {
     correlator: Correlator,
     jitter: Jitter,
+    /// When the last event was sent.
+    sent: Option<Instant>,
 }
 
 impl Sender {
     /// Sends for ever.
     pub async fn run(self, mut own: OwnEvents) {
-        let mut run = Run { correlator: Correlator::default(), jitter: Jitter::new(getrandom::u64().unwrap_or(1)) };
+        let jitter = Jitter::new(getrandom::u64().unwrap_or(1));
+        let mut run = Run { correlator: Correlator::default(), jitter, sent: None };
         let work = async {
             loop {
                 tokio::select! {
@@ -73,13 +86,35 @@ impl Sender {
 
     async fn take(&self, run: &mut Run, event: &syncd::Event) {
         match Occurrence::of(event) {
-            Some(occurrence) => self.deal_with(run, &occurrence).await,
+            Some(occurrence) => {
+                self.wait_for_turn(run, occurrence.time).await;
+                self.deal_with(run, &occurrence).await;
+            }
             None => {
                 tracing::warn!(reason = %event.reason, "dropping event without time or namespace");
                 self.metrics.count("unreadable", 1);
             }
         }
         self.backlog.dealt_with();
+    }
+
+    /// Waits until an event of this time is to be sent; it stays in the backlog meanwhile.
+    async fn wait_for_turn(&self, run: &Run, time: Timestamp) {
+        let mut busy = self.queue.busy_pods();
+        loop {
+            let age = Duration::try_from(Timestamp::now().duration_since(time)).ok();
+            let pause = pause(age, run.sent.map(|sent| sent.elapsed()), *busy.borrow_and_update());
+            if pause.is_zero() {
+                return;
+            }
+            let rest = async {
+                tokio::select! {
+                    () = tokio::time::sleep(pause) => {}
+                    Ok(()) = busy.changed() => {}
+                }
+            };
+            self.heartbeat.rests(rest).await;
+        }
     }
 
     fn lost(&self, count: u64, place: &str) {
@@ -103,6 +138,7 @@ impl Sender {
 
     /// Until the server has it or refuses it.
     async fn deliver(&self, run: &mut Run, event: &EventObject, mut count: bool) {
+        run.sent = Some(Instant::now());
         let (mut attempts, mut failures) = (0_u32, 0_u32);
         loop {
             let request = match request(event, count) {
@@ -151,6 +187,16 @@ impl Sender {
     }
 }
 
+/// How long the oldest event that waits is to wait still. `age`: of the event; `None`: by the clock it lies in the future.
+/// `since_last`: time since an event was sent, if one was.
+fn pause(age: Option<Duration>, since_last: Option<Duration>, busy_pods: usize) -> Duration {
+    let (Some(age), Some(since_last)) = (age, since_last) else { return Duration::ZERO };
+    if busy_pods < MANY_PODS {
+        return Duration::ZERO;
+    }
+    SPREAD.saturating_sub(since_last).min(LATEST.saturating_sub(age))
+}
+
 /// What an answer asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
@@ -196,6 +242,24 @@ fn request(event: &EventObject, count: bool) -> Result<Request<Vec<u8>>, http::E
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn events_are_spread_while_many_pods_start_or_end_and_never_become_old() {
+        let ms = Duration::from_millis;
+        for (what, age, since_last, busy_pods, expected) in [
+            ("a pod alone", Some(0), Some(0), MANY_PODS - 1, 0),
+            ("many", Some(0), Some(0), MANY_PODS, 100),
+            ("the last was sent a while ago", Some(0), Some(70), MANY_PODS, 30),
+            ("and a long while ago", Some(0), Some(100), 100, 0),
+            ("the first of all", Some(0), None, 100, 0),
+            ("soon old", Some(3970), Some(0), 100, 30),
+            ("old", Some(4000), Some(0), 100, 0),
+            ("of an earlier run", Some(1_000_000), Some(0), 100, 0),
+            ("the clock was set back", None, Some(0), 100, 0),
+        ] {
+            assert_eq!(pause(age.map(ms), since_last.map(ms), busy_pods), ms(expected), "{what}");
+        }
+    }
 
     #[test]
     fn answers_mean_what_they_say() {

@@ -58,6 +58,11 @@ impl Desired {
         Ok((desired, state.api.map(ApiCopy::seen).transpose()?))
     }
 
+    /// Whether work on it is under way: it starts, or its end has begun.
+    pub fn is_busy(&self) -> bool {
+        if self.live { &*self.phase == "Pending" } else { !self.finished }
+    }
+
     /// Tells one wanted status from another.
     pub fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();

@@ -36,6 +36,8 @@ pub struct Facts {
     /// Pods on the API server are known: what has no copy has none there.
     pub api_synced: bool,
     pub sources_ready: bool,
+    /// The machine is going down.
+    pub shutting_down: bool,
     pub orphans: Vec<OrphanMirror>,
 }
 
@@ -51,6 +53,7 @@ impl Facts {
             owner: owner(&state.api_node_json),
             api_synced: state.api_synced,
             sources_ready: state.sources_ready,
+            shutting_down: state.shutting_down,
             orphans: state.orphan_mirrors.iter().take(MAX_ORPHANS).filter_map(orphan).collect(),
         }
     }

@@ -45,6 +45,8 @@ pub struct StatusStore {
     orphans: Orphans,
     /// Of the pods, those that were named since the stream began.
     named: HashSet<PodUid>,
+    /// Pods that start or end, see [`Desired::is_busy`].
+    busy: usize,
     epoch: u64,
     jitter: Jitter,
     metrics: PodMetrics,
@@ -62,6 +64,7 @@ impl StatusStore {
             facts: Facts::default(),
             orphans: Orphans::default(),
             named: HashSet::new(),
+            busy: 0,
             epoch: 0,
             jitter: Jitter::new(seed),
             metrics,
@@ -86,6 +89,8 @@ impl StatusStore {
         let uid = desired.uid.clone();
         self.named.insert(uid.clone());
         let is_static = desired.is_static;
+        let was_busy = self.pods.get(&uid).is_some_and(|before| before.desired.is_busy());
+        self.busy = self.busy - usize::from(was_busy) + usize::from(desired.is_busy());
         // What others wait for: that the pod runs, has ended, may go. Nothing more comes with the last, and little with the others.
         let turns = self.pods.get(&uid).is_some_and(|before| before.desired.phase != desired.phase);
         let settles = if turns || desired.may_delete { Duration::ZERO } else { SETTLE };
@@ -116,6 +121,7 @@ impl StatusStore {
     pub fn removed(&mut self, uid: &PodUid, now: Instant) {
         let Some(entry) = self.pods.remove(uid) else { return };
         self.named.remove(uid);
+        self.busy -= usize::from(entry.desired.is_busy());
         if let Some(due) = entry.due {
             self.due.remove(&(due, uid.clone()));
         }
@@ -140,6 +146,11 @@ impl StatusStore {
             self.facts = facts;
             self.wake_static(now);
         }
+    }
+
+    /// How many pods start or end while others are to run on; none where the machine is going down.
+    pub fn busy(&self) -> usize {
+        if self.facts.shutting_down { 0 } else { self.busy }
     }
 
     /// When [`StatusStore::next`] may have something, if only time passes.

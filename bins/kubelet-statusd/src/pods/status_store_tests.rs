@@ -189,6 +189,37 @@ fn only_what_the_watch_shows_beyond_our_own_answer_is_news() {
 }
 
 #[test]
+fn pods_that_start_or_end_are_counted() {
+    let mut desk = Desk::new();
+    let at = |phase: &str, worker: WorkerState| PodState {
+        phase: phase.into(),
+        worker: worker.into(),
+        ..pod("a", phase, object("a", 5, "Pending"))
+    };
+    desk.tell(PodState { phase: "Pending".into(), ..pod("b", "Pending", object("b", 5, "Pending")) });
+    for (phase, worker, busy) in [
+        ("Pending", WorkerState::Waiting, 2),
+        ("Pending", WorkerState::Sync, 2),
+        ("Running", WorkerState::Sync, 1),
+        ("Running", WorkerState::Terminating, 2),
+        ("Failed", WorkerState::Terminated, 2),
+        ("Failed", WorkerState::Finished, 1),
+        ("Pending", WorkerState::Sync, 2),
+    ] {
+        desk.tell(at(phase, worker));
+        assert_eq!(desk.store.busy(), busy, "{phase} {worker:?}");
+    }
+    desk.store.node(Facts { shutting_down: true, ..facts() }, desk.now);
+    assert_eq!(desk.store.busy(), 0, "nothing is to be kept for later");
+    desk.store.node(facts(), desk.now);
+    desk.store.removed(&uid("a"), desk.now);
+    assert_eq!(desk.store.busy(), 1);
+    desk.store.connected(EPOCH + 1, desk.now);
+    desk.store.snapshot_done(desk.now);
+    assert_eq!(desk.store.busy(), 0);
+}
+
+#[test]
 fn of_many_changes_the_newest_is_written_and_one_at_a_time() {
     let mut desk = Desk::new();
     desk.tell(pod("a", "Pending", object("a", 5, "")));
@@ -531,7 +562,7 @@ fn static_pod(hash: &str, api: Option<ApiObject>) -> PodState {
 
 fn facts() -> Facts {
     let owner = Some(Owner { name: "n".into(), uid: "nu".into() });
-    Facts { epoch: EPOCH, owner, api_synced: true, sources_ready: true, orphans: Vec::new() }
+    Facts { epoch: EPOCH, owner, api_synced: true, sources_ready: true, shutting_down: false, orphans: Vec::new() }
 }
 
 fn mirror(uid: &str, version: u32, hash: &str, phase: &str) -> ApiCopy {

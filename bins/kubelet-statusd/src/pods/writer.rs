@@ -35,7 +35,7 @@ pub struct Writer {
     /// What is known of the node.
     pub node: watch::Receiver<Facts>,
     pub metrics: PodMetrics,
-    /// Learns pods' resource versions, which events name.
+    /// Learns pods' resource versions, which events name, and how many pods start or end.
     pub events: EventQueue,
     /// The loop's registration with the watchdog. Requests under way end by their own deadline, and are polled where the loop is.
     pub heartbeat: Heartbeat,
@@ -70,6 +70,7 @@ impl Writer {
                     (job, outcome)
                 }));
             }
+            self.events.pods_busy(store.busy());
             let wake = store.wake_at();
             tokio::select! {
                 one = news.recv() => match one {
