@@ -11,11 +11,12 @@
 //! be seen by the runtime.
 //!
 //! # Security
-//! A question has names and options. The program is found by the driver's name below `volumePluginDir`, and only one that root alone can
-//! have put there is run ([`driver`]); paths are built here of ids, below the node's root directory ([`place`]); arguments are one fixed
-//! word, that path, one JSON object ([`options`]), and a word for a device that is no option ([`act`]). Secrets are in that object, as the drivers' protocol has it: whoever may read
-//! other processes' command lines reads them while the call lasts. They are in no log and in no file of ours.
-//! The environment is PATH alone: drivers are shell scripts, which look for mount and jq there.
+//! A question has names and options. The program is found by the driver's name below `volumePluginDir`, and only one
+//! that root alone can have put there is run ([`driver`]); paths are built here of ids, below the node's root directory
+//! ([`place`]); arguments are one fixed word, that path, one JSON object ([`options`]), and a word for a device that is
+//! no option ([`act`]). Secrets are in that object, as the drivers' protocol has it: whoever may read other processes'
+//! command lines reads them while the call lasts. They are in no log and in no file of ours. The environment is PATH
+//! alone: drivers are shell scripts, which look for mount and jq there.
 //!
 //! # State
 //! None. A driver that appears, changes or goes is noticed with the next question.

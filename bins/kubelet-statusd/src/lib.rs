@@ -20,7 +20,8 @@
 //!
 //! # State
 //! kubelet-syncd's events that wait for the API server, and how far its queue was read; all else is computed anew and
-//! compared with what the API server has. The state folder is held locked for the life of the process, so that no older instance runs beside it.
+//! compared with what the API server has. The state folder is held locked for the life of the process, so that no older
+//! instance runs beside it.
 //!
 //! # When it fails
 //! A restart refuses no client: the supervisor keeps the listening ports ([`server::ports`]), and who connects in between waits.

@@ -1,5 +1,5 @@
-//! Families whose values follow from the configuration and the machine: who the node is, what it runs, feature gates, what is turned off, and counts of
-//! things that this node cannot do, where none of them is the truth.
+//! Families whose values follow from the configuration and the machine: who the node is, what it runs, feature gates,
+//! what is turned off, and counts of things that this node cannot do, where none of them is the truth.
 
 use bulkhead_apiclient::ApiClient;
 use bulkhead_config::NodeConfig;

@@ -1,5 +1,6 @@
 //! What must outlive this process and stands nowhere else: uids of static pods, back-off of crashing containers, what
-//! probes found out, what pods were granted, which users of the machine they have. Small files in the private state folder, each replaced as a whole before anybody relies on it.
+//! probes found out, what pods were granted, which users of the machine they have. Small files in the private state
+//! folder, each replaced as a whole before anybody relies on it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -39,8 +39,8 @@ struct State {
     drivers_wish: u64,
     /// What came of the lists of drivers up to this one.
     drivers_answer: Answer,
-    /// Statuses of claims by uid, requests for certificates by namespace and name, wipes by driver. What is written is forgotten: nobody is to write
-    /// it again over what came later.
+    /// Statuses of claims by uid, requests for certificates by namespace and name, wipes by driver. What is written is
+    /// forgotten: nobody is to write it again over what came later.
     singles: BTreeMap<String, SingleWish>,
 }
 

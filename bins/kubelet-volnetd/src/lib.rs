@@ -4,8 +4,9 @@
 //! # Serves / calls
 //! `kubelet.volnetd.v1` (Volumes, Csi, Files, Cgroups, Shutdown, Watches, Audit) and `kubelet.common.v1.Process` on
 //! `kubelet-volnetd.sock`, the descriptor broker on `kubelet-volnetd.fd.sock`. No gRPC, no network: it asks kubelet-iptables,
-//! kubelet-disks and, where an operator has switched it on, kubelet-flexvolume, which run programs for it, systemd over its private socket where the cgroup driver is systemd, and logind on the
-//! system bus where pods get time at a shutdown ([`inhibitor`]).
+//! kubelet-disks and, where an operator has switched it on, kubelet-flexvolume, which run programs for it, systemd over
+//! its private socket where the cgroup driver is systemd, and logind on the system bus where pods get time at a
+//! shutdown ([`inhibitor`]).
 //!
 //! # Privileges
 //! uid 0 with the capabilities listed in `bulkhead_privileges`, each beside the work that needs it, and a system call filter. It

@@ -416,8 +416,9 @@ pub async fn ask(workers: &WorkerPool, task: &Task) -> Asked {
     if is_silent(error.as_ref(), since, hangs_already) { Asked::Silent(why) } else { Asked::Unasked(why) }
 }
 
-/// Whether a question without an answer was asked, or cannot be for others that hang. `error`: the pool's, none where the time was over; `since`: how long a worker had it,
-/// if one did; `hangs_already`: a worker hangs in the very same question, asked now or before. Pure.
+/// Whether a question without an answer was asked, or cannot be for others that hang. `error`: the pool's, none where
+/// the time was over; `since`: how long a worker had it, if one did; `hangs_already`: a worker hangs in the very same
+/// question, asked now or before. Pure.
 fn is_silent(error: Option<&WorkerError>, since: Option<Duration>, hangs_already: bool) -> bool {
     let ended_by_its_alarm = |since: Duration| since >= Duration::from_secs(way::PATIENCE_S.into()) / 2;
     hangs_already

@@ -1,4 +1,5 @@
-//! Where the kubeconfig and the files that it names, and those of the HTTPS server, come from: descriptors from kubelet-volnetd. No path is opened here.
+//! Where the kubeconfig and the files that it names, and those of the HTTPS server, come from: descriptors from
+//! kubelet-volnetd. No path is opened here.
 
 use std::collections::HashMap;
 use std::fmt;

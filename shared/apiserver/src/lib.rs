@@ -7,9 +7,10 @@
 //! controllers do for a node (binding pods, signing requests, clearing up after namespaces) is in [`controllers`].
 //!
 //! # Known gaps
-//! No protobuf (`kubectl create -f` works, kubectl's generators such as `create configmap` do not), no RBAC objects (grants instead), no quotas or budgets, no owner for fields (apply merges), no
-//! validation beyond what a node agent can get wrong; no translation of WebSockets for nodes that do it not themselves, no
-//! links rewritten in pages that come through `nodes/proxy`, no `pods/proxy`.
+//! No protobuf (`kubectl create -f` works, kubectl's generators such as `create configmap` do not), no RBAC objects
+//! (grants instead), no quotas or budgets, no owner for fields (apply merges), no validation beyond what a node agent
+//! can get wrong; no translation of WebSockets for nodes that do it not themselves, no links rewritten in pages that
+//! come through `nodes/proxy`, no `pods/proxy`.
 
 pub mod any_certificate;
 pub mod authentication;

@@ -158,7 +158,8 @@ fn zero_if_null<'de, D: serde::Deserializer<'de>, T: Default + Deserialize<'de>>
 /// Reads what the two flags name; `None` where neither is given.
 ///
 /// # Errors
-/// One flag without the other, a file cannot be read or decoded, a provider is not valid, two have one name, or a program is not there or not executable.
+/// One flag without the other, a file cannot be read or decoded, a provider is not valid, two have one name, or a
+/// program is not there or not executable.
 pub fn load(config: &str, bin_dir: &str) -> Result<Option<CredentialProviders>, ProviderConfigError> {
     match (config.is_empty(), bin_dir.is_empty()) {
         (true, true) => return Ok(None),

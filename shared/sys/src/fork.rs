@@ -13,8 +13,8 @@ use crate::program::Title;
 const PANICKED: u8 = 101;
 
 /// Runs `work` in a new process that has standard input, output and error, and `kept` under its number, and no other
-/// descriptor, shows `title` as its command line, and ignores what asks it to
-/// end (SIGINT, SIGTERM, SIGHUP): no lock and no listening socket of the parent's outlives the parent in it. The child ends with the code that
+/// descriptor, shows `title` as its command line, and ignores what asks it to end (SIGINT, SIGTERM, SIGHUP): no lock
+/// and no listening socket of the parent's outlives the parent in it. The child ends with the code that
 /// `work` returns and runs no destructor of what it inherited. In the parent `kept` is closed.
 ///
 /// # Errors

@@ -1,4 +1,5 @@
-//! Control groups of a lab, in every mounted hierarchy (v1, hybrid or v2): made before a node starts, searched for leaks, removed at the end.
+//! Control groups of a lab, in every mounted hierarchy (v1, hybrid or v2): made before a node starts, searched for
+//! leaks, removed at the end.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
-//! A model of a CSI driver with its registrar: mounts are names in tables, which outlive it, over folders that are there. It keeps the specification: each call may be
-//! repeated, one at a time is worked on for each volume (ABORTED for others), what was begun is finished whoever waits for it, and a code
-//! that is final says that nothing was done.
+//! A model of a CSI driver with its registrar: mounts are names in tables, which outlive it, over folders that are
+//! there. It keeps the specification: each call may be repeated, one at a time is worked on for each volume (ABORTED
+//! for others), what was begun is finished whoever waits for it, and a code that is final says that nothing was done.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

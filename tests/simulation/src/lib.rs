@@ -1,7 +1,7 @@
 //! A node on virtual time in one thread, driven by a seed (decision 88, [docs/simulation.md](../../../docs/simulation.md)).
 //!
-//! kubelet-syncd, kubelet-statusd and kubelet-evictiond run whole and unchanged, from `run` on, between models of their peers, over the sockets that they
-//! have on a node.
+//! kubelet-syncd, kubelet-statusd and kubelet-evictiond run whole and unchanged, from `run` on, between models of their
+//! peers, over the sockets that they have on a node.
 //!
 //! | module | what it is |
 //! |---|---|

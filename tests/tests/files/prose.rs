@@ -57,7 +57,8 @@ fn marker(line: &str) -> Option<usize> {
     Some(line.len() - rest.len())
 }
 
-/// Lines that are no running text: headings, tables, what is between lines of backticks, HTML (a comment is one line), definitions of links.
+/// Lines that are no running text: headings, tables, what is between lines of backticks, HTML (a comment is one line),
+/// definitions of links.
 fn is_text(line: &str) -> bool {
     let start = line.trim_start();
     let is_definition = start.starts_with('[') && start.contains("]: ");

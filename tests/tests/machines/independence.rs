@@ -1,7 +1,8 @@
-//! Installed as systemd units: any of them may be restarted, killed, wedged or stopped for a while, alone or two at once,
-//! and the runtime too, and no pod notices, nor does any other process go down with it. What is wedged is found by the watchdog and put right; those who follow logs lose no line; the
-//! lease is renewed in time for as long as the process that renews it runs. And for what stands still without being theirs
-//! (the runtime, the API server, a file system) none of them is restarted.
+//! Installed as systemd units: any of them may be restarted, killed, wedged or stopped for a while, alone or two at
+//! once, and the runtime too, and no pod notices, nor does any other process go down with it. What is wedged is found
+//! by the watchdog and put right; those who follow logs lose no line; the lease is renewed in time for as long as the
+//! process that renews it runs. And for what stands still without being theirs (the runtime, the API server, a file
+//! system) none of them is restarted.
 //!
 //! `BULKHEAD_PODS` is how many pods there are (10), `BULKHEAD_MINUTES` for how long random strikes go on after each unit was
 //! struck in each way once (0). The long run: `BULKHEAD_PODS=50 BULKHEAD_MINUTES=10`, a seed by `BULKHEAD_SEED`.

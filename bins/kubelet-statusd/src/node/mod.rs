@@ -58,8 +58,8 @@ use syncd_view::View;
 const CGROUP_V1: &str = "cgroup v1 detected. cgroup v1 support is deprecated and will be removed in a future release. Please \
      migrate to cgroup v2. More information at https://git.k8s.io/enhancements/keps/sig-node/5573-remove-cgroup-v1";
 
-/// Keeps the Node and its lease until the daemon is to stop. `view`: what kubelet-syncd says of the node, `pressure`: what kubelet-evictiond does; `addresses` is told
-/// which ones it has.
+/// Keeps the Node and its lease until the daemon is to stop. `view`: what kubelet-syncd says of the node, `pressure`:
+/// what kubelet-evictiond does; `addresses` is told which ones it has.
 pub async fn run(
     writer: ApiWriter,
     events: EventQueue,

@@ -249,8 +249,8 @@ impl Tracker {
         self.due.at(uid, now);
     }
 
-    /// A list of everything, begun at `started`; `audit`: events should have told of all that it shows. Gives the pods for which it does not stand: they differ from what
-    /// is known, or are being looked at.
+    /// A list of everything, begun at `started`; `audit`: events should have told of all that it shows. Gives the pods
+    /// for which it does not stand: they differ from what is known, or are being looked at.
     pub(super) fn listed(
         &mut self,
         pods: &HashMap<PodUid, PodStates>,

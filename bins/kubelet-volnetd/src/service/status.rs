@@ -1,5 +1,6 @@
 //! Errors to gRPC statuses, in one place. A code says what the caller should do: INVALID_ARGUMENT and NOT_FOUND are its
-//! own mistake, FAILED_PRECONDITION wants something else first (a fresh guard, a configured node), UNAVAILABLE may work later, INTERNAL is ours.
+//! own mistake, FAILED_PRECONDITION wants something else first (a fresh guard, a configured node), UNAVAILABLE may work
+//! later, INTERNAL is ours.
 
 use std::error::Error;
 

@@ -1,10 +1,10 @@
 //! One inotify instance for everything that only root can watch, and a stream of changes for whoever may follow it.
 //!
 //! [`manifests`] follows the manifest path, [`credentials`] the kubeconfigs and the files that they name, and those of
-//! the HTTPS server, [`plugins`] the sockets of plugins. All share the instance (the kernel allows root few of them) and the watches: one directory is one watch
-//! however many follow it.
-//! Whenever something may have been missed (the start, an overflow, a subscriber that fell behind, a watched directory
-//! that went away) subscribers are told to look at everything.
+//! the HTTPS server, [`plugins`] the sockets of plugins. All share the instance (the kernel allows root few of them)
+//! and the watches: one directory is one watch however many follow it. Whenever something may have been missed (the
+//! start, an overflow, a subscriber that fell behind, a watched directory that went away) subscribers are told to look
+//! at everything.
 //!
 //! The kernel allows each user so many instances, and whatever runs as root takes of the same: pods too. Where none is to be
 //! had the followers look every few seconds instead ([`RETRY`]), which is said, and the kernel is asked again each time

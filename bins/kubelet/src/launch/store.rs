@@ -1,6 +1,7 @@
-//! What a daemon has the launcher keep for it over its restarts: kubelet-statusd its listening ports, so that a client that
-//! connects in between waits instead of being refused; kubelet-volnetd its inotify instance, because there may be no other to
-//! be had, and the socket at which device plugins register, which do so again when they see a new one. The protocol is that of systemd's file descriptor store (sd_notify(3)).
+//! What a daemon has the launcher keep for it over its restarts: kubelet-statusd its listening ports, so that a client
+//! that connects in between waits instead of being refused; kubelet-volnetd its inotify instance, because there may be
+//! no other to be had, and the socket at which device plugins register, which do so again when they see a new one. The
+//! protocol is that of systemd's file descriptor store (sd_notify(3)).
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;

@@ -2,7 +2,8 @@
 //!
 //! Upstream keeps this in memory and forgets it when the kubelet restarts; here it is handed to a store after each
 //! change, so a crash-looping container does not get a fresh start with every restart of this process. A boot of the
-//! machine ends all containers through no fault of theirs: then it is forgotten here too. The clock is passed in. Delays and expiry are upstream's (`client-go/util/flowcontrol/backoff.go`,
+//! machine ends all containers through no fault of theirs: then it is forgotten here too. The clock is passed in.
+//! Delays and expiry are upstream's (`client-go/util/flowcontrol/backoff.go`,
 //! `pkg/kubelet/kubelet.go` backOffPeriod/maxContainerBackOff).
 
 use std::collections::BTreeMap;

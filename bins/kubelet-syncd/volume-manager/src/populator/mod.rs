@@ -23,8 +23,8 @@ pub struct Unresolved {
     pub away: bool,
 }
 
-/// A volume that is this manager's: a claim, or an inline volume of a CSI driver, of an NFS server, behind Fibre Channel, of an iSCSI target, of a FlexVolume
-/// driver, or of an in-tree kind that a CSI driver serves.
+/// A volume that is this manager's: a claim, or an inline volume of a CSI driver, of an NFS server, behind Fibre
+/// Channel, of an iSCSI target, of a FlexVolume driver, or of an in-tree kind that a CSI driver serves.
 pub fn is_managed(volume: &Volume) -> bool {
     is_migrated(volume)
         || volume.persistent_volume_claim.is_some()

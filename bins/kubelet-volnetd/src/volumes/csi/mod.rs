@@ -1,9 +1,10 @@
 //! Volumes of CSI drivers: what is made before and looked at after each call that kubelet-syncd makes of a driver (upstream
 //! `pkg/volume/csi`, `pkg/volume/util` and `operationexecutor`).
 //!
-//! The folders and `vol_data.json` are ours. What a driver puts there is not: a link is followed to the number of a block device
-//! alone, nothing is entered but by a worker, and of its contents nothing is removed but one empty folder or one name. A mount over a folder of
-//! ours, which would lead elsewhere, is found in mountinfo before the way is taken.
+//! The folders and `vol_data.json` are ours. What a driver puts there is not: a link is followed to the number of a
+//! block device alone, nothing is entered but by a worker, and of its contents nothing is removed but one empty folder
+//! or one name. A mount over a folder of ours, which would lead elsewhere, is found in mountinfo before the way is
+//! taken.
 //!
 //! | module | decides |
 //! |---|---|

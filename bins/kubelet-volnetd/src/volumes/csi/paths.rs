@@ -329,7 +329,8 @@ pub fn base(paths: &InstancePaths) -> PathBuf {
     paths.root_dir.join("plugins").join(PLUGIN)
 }
 
-/// Where the driver publishes it to a pod, absolute. It is told this by the root directory's written name ([`Settings::told`](crate::node::Settings::told)).
+/// Where the driver publishes it to a pod, absolute. It is told this by the root directory's written name
+/// ([`Settings::told`](crate::node::Settings::told)).
 pub fn target(paths: &InstancePaths, published: &Published) -> PathBuf {
     if published.block {
         base(paths).join(publish(published.spec.as_str())).join(published.pod.as_str())

@@ -1,6 +1,6 @@
-//! Block devices that PersistentVolumes name: what is at a path, what of it is mounted once a node, and what is mapped into pods
-//! (upstream `pkg/volume/local`, `pkg/volume/fc`, `pkg/volume/iscsi`). What is on a device is looked at, formatted and checked by kubelet-disks, which
-//! attaches and detaches as well; here it is mounted.
+//! Block devices that PersistentVolumes name: what is at a path, what of it is mounted once a node, and what is mapped
+//! into pods (upstream `pkg/volume/local`, `pkg/volume/fc`, `pkg/volume/iscsi`). What is on a device is looked at,
+//! formatted and checked by kubelet-disks, which attaches and detaches as well; here it is mounted.
 //!
 //! | module | decides |
 //! |---|---|
