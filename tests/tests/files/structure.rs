@@ -361,6 +361,24 @@ fn every_module_says_what_it_is_for() -> Result<()> {
     Ok(())
 }
 
+/// Characters of a line of comment. rustfmt leaves comments as they are.
+const COMMENT_WIDTH: usize = 140;
+
+#[test]
+fn comments_are_not_wider_than_a_window() -> Result<()> {
+    let is_comment = |line: &str| line.trim_start().starts_with("//");
+    // A row of a table and an address cannot be broken.
+    let may_be_wide = |line: &str| line.contains("//! |") || line.contains("://");
+    let mut wide = Vec::new();
+    for (path, text) in sources()? {
+        let lines = text.lines().enumerate().filter(|(_, line)| is_comment(line) && !may_be_wide(line));
+        let too_wide = lines.filter(|(_, line)| line.chars().count() > COMMENT_WIDTH);
+        wide.extend(too_wide.map(|(number, _)| format!("{}:{}", path.display(), number + 1)));
+    }
+    ensure!(wide.is_empty(), "comments of more than {COMMENT_WIDTH} characters: {wide:#?}");
+    Ok(())
+}
+
 const DAEMONS: [(&str, &str); 4] = [
     ("kubelet-volnetd", "Volnetd"),
     ("kubelet-syncd", "Syncd"),
