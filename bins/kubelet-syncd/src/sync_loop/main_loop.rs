@@ -525,7 +525,7 @@ impl SyncLoop {
                     }
                 }
                 Action::Requeue { uid, retry } => self.requeue(uid, retry, now),
-                Action::Finished { uid } => self.finish(uid),
+                Action::Finished { uid } => self.finish(uid, now),
             }
         }
     }
@@ -566,12 +566,12 @@ impl SyncLoop {
     }
 
     /// Nothing is left to do for the pod.
-    fn finish(&mut self, uid: PodUid) {
+    fn finish(&mut self, uid: PodUid, now: Instant) {
         tracing::debug!(pod_uid = %uid, "nothing is left to do for the pod");
         self.node.objects.unregister_pod(&uid);
         self.queue.remove(&uid);
-        self.housekeeping.run_at_once();
-        self.housekeeping.look_for_logs();
+        let waits = self.desired.get(&uid).is_none() || self.workers.restart_requested(&uid);
+        self.housekeeping.pod_finished(waits, now);
         if !self.housekeeping.is_kept(&uid) || !self.stays(&uid) {
             let comes_back = self.workers.may_come_back(&uid);
             self.collect_ended(uid, comes_back);

@@ -167,6 +167,17 @@ impl Housekeeping {
         self.at = Instant::now();
     }
 
+    /// Nothing is left to do for a pod. `waits`: no source names it any more, so that its worker is to be forgotten, or its worker is to
+    /// begin anew. For any other pod a pass has nothing to do until its source removes it.
+    pub(super) fn pod_finished(&mut self, waits: bool, now: Instant) {
+        if waits {
+            self.run_at_once();
+        } else {
+            self.run_soon(now);
+        }
+        self.look_for_logs();
+    }
+
     /// A pass soon.
     pub(super) fn run_soon(&mut self, now: Instant) {
         self.at = self.at.min(now + HOUSEKEEPING_BUSY);
@@ -519,6 +530,16 @@ mod tests {
         assert!(!housekeeping.may_prune(now + REST_MIN));
         assert_eq!(housekeeping.next(), now + PRUNE_PAUSE, "and a pass comes for it");
         assert!(housekeeping.may_prune(now + PRUNE_PAUSE));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pass_is_at_once_only_for_a_pod_that_waits_for_it() {
+        let now = Instant::now();
+        for (waits, at) in [(true, now), (false, now + HOUSEKEEPING_BUSY)] {
+            let mut housekeeping = Housekeeping { at: now + HOUSEKEEPING_IDLE, logs: false, ..Housekeeping::new(now) };
+            housekeeping.pod_finished(waits, now);
+            assert_eq!((housekeeping.next(), housekeeping.logs), (at, true));
+        }
     }
 
     #[test]
