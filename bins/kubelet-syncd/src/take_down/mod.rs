@@ -40,7 +40,7 @@ pub const HOLD: Duration = Duration::from_secs(5);
 /// How many pods are taken down at a time on a machine with so many processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slots {
-    /// After quiet: one for each, at least 2, at most 4. The fewer begin together, the sooner the first is down.
+    /// After quiet: one on up to two processors, else one for each, at most 4. The fewer begin together, the sooner the first is down.
     pub first: usize,
     /// Once pods have waited: three for each, at least 3, at most 12. With fewer the processors are not busy all the time.
     pub most: usize,
@@ -48,7 +48,8 @@ pub struct Slots {
 
 impl Slots {
     pub fn of(cpus: u32) -> Self {
-        Slots { first: per_processor(cpus, 1, 2..=4), most: per_processor(cpus, 3, 3..=12) }
+        let first = if cpus <= 2 { 1 } else { per_processor(cpus, 1, 1..=4) };
+        Slots { first, most: per_processor(cpus, 3, 3..=12) }
     }
 }
 
