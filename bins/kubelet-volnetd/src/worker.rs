@@ -39,7 +39,7 @@ use crate::volumes::host_path::{self, HostPathType};
 use crate::volumes::local::{self, Local};
 use crate::volumes::nfs::{self, Nfs};
 use crate::volumes::sub_path::{self, SubPath};
-use crate::volumes::teardown::{self, Kept, Outcome, Scope};
+use crate::volumes::teardown::{self, Kept, Mounted, Outcome, Scope};
 use crate::volumes::{SetUp, VolumeError, ownership, pod_dir};
 
 /// A pod has one verb in work, under its lock, and one beside it that takes none. What stays on this machine goes on however many
@@ -187,6 +187,8 @@ pub enum Task {
         pod: PodUid,
         scope: Scope,
         kept: Vec<Kept>,
+        /// What the caller saw in the pod's folder, if it looked and nothing is unmounted since.
+        mounted: Option<Mounted>,
     },
     /// Whether all of it is there, or, where it may be made, that it is made.
     PrepareStage {
@@ -529,7 +531,9 @@ fn act(settings: &Settings, task: Task, fd: Option<OwnedFd>) -> Result<(Done, Op
             flex::end(settings, &pod, &flex, may_unmount)?;
             Done::Nothing
         }
-        Task::TearDownPod { pod, scope, kept } => Done::TornDown(teardown::tear_down(settings, &pod, scope, &kept)?),
+        Task::TearDownPod { pod, scope, kept, mounted } => {
+            Done::TornDown(teardown::tear_down(settings, &pod, scope, &kept, mounted)?)
+        }
         Task::PrepareStage { staged, data, may_make } => {
             let make = if may_make { stage::prepare } else { stage::look };
             Done::Prepared(make(settings, &staged, &data)?)

@@ -282,15 +282,7 @@ async fn grow(
 }
 
 /// Has drivers unmount what a pod has of them; answers what is left.
-///
-/// # Errors
-/// What there is cannot be listed.
-pub async fn take_back(node: &Arc<Node>, pod: &PodUid, locks: &Arc<Locks>) -> Result<Vec<Kept>, Status> {
-    let of = pod.clone();
-    let volumes = on_the_pool(node, move |node| flex::of_pod(&node.settings, &of)).await?;
-    if volumes.is_empty() {
-        return Ok(Vec::new());
-    }
+pub async fn take_back(node: &Arc<Node>, pod: &PodUid, volumes: Vec<FlexVolume>, locks: &Arc<Locks>) -> Vec<Kept> {
     let mut left = Vec::new();
     for flex in volumes {
         let (on, of, held, volume) = (node.clone(), pod.clone(), locks.clone(), flex.clone());
@@ -305,7 +297,7 @@ pub async fn take_back(node: &Arc<Node>, pod: &PodUid, locks: &Arc<Locks>) -> Re
             left.push(Kept { spec: flex.volume.to_string(), what });
         }
     }
-    Ok(left)
+    left
 }
 
 async fn unmounted(node: &Arc<Node>, pod: &PodUid, lock: &Arc<Locks>, flex: &FlexVolume) -> Result<(), Status> {

@@ -25,8 +25,8 @@ use crate::journal::Intent;
 use crate::metrics::StorageOperation;
 use crate::node::{Locks, Node, PodLock, WalkLock};
 use crate::volumes::csi::list;
-use crate::volumes::teardown::{Kept, Outcome, Scope};
-use crate::volumes::{SetUp, VolumeError};
+use crate::volumes::teardown::{Kept, Mounted, Outcome, Scope};
+use crate::volumes::{self, SetUp, VolumeError};
 use crate::worker::{self, Done, Task};
 
 /// A worker's answer to another question: a bug.
@@ -147,16 +147,20 @@ pub async fn tear_down(node: Arc<Node>, locks: Locks, pod: PodUid, scope: Scope)
     to_its_end(async move {
         let locks = Arc::new(locks);
         let of = pod.clone();
-        let (kept, there) = on_the_pool(&node, move |node| {
+        let (kept, there, of_flex, mounted) = on_the_pool(&node, move |node| {
             let kept = list::published(node, Some(&of))?;
             // The directory is ours; what is mounted in it is not looked at.
             let error = |source| VolumeError::PodDir { pod: of.clone(), source };
             let pods = node.settings.pods_dir().map_err(error)?;
             match open::dir_beneath(pods.as_fd(), of.as_str()) {
-                Ok(_) => Ok((kept, true)),
-                Err(err) if err.is_not_found() => Ok((kept, false)),
-                Err(err) => Err(error(err)),
+                Ok(_) => {}
+                Err(err) if err.is_not_found() => return Ok((kept, false, Vec::new(), None)),
+                Err(err) => return Err(error(err)),
             }
+            let of_flex = volumes::flex::of_pod(&node.settings, &of)?;
+            // What drivers unmount now is not there any more when the pod is torn down.
+            let mounted = if of_flex.is_empty() { Mounted::look(&node.settings, &of)? } else { None };
+            Ok((kept, true, of_flex, mounted))
         })
         .await?;
         if !there {
@@ -169,8 +173,8 @@ pub async fn tear_down(node: Arc<Node>, locks: Locks, pod: PodUid, scope: Scope)
         }
         let mut kept: Vec<Kept> =
             kept.into_iter().map(|volume| Kept { what: volume.what(), spec: volume.spec }).collect();
-        kept.extend(flex::take_back(&node, &pod, &locks).await?);
-        let task = Task::TearDownPod { pod: pod.clone(), scope, kept };
+        kept.extend(flex::take_back(&node, &pod, of_flex, &locks).await);
+        let task = Task::TearDownPod { pod: pod.clone(), scope, kept, mounted };
         let outcome = match worker::call(&node.workers, &task, None, locks).await? {
             (Done::TornDown(outcome), _) => outcome,
             (other, _) => return Err(unexpected(&other)),

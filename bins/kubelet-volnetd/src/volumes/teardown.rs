@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use bulkhead_sys::mount;
-use bulkhead_sys::mountinfo::MountInfo;
+use bulkhead_sys::mountinfo::{Mount, MountInfo, innermost};
 use bulkhead_sys::{open, tree};
 use bulkhead_types::{PodUid, chain, escape_qualified_name};
 use rustix::fs::AtFlags;
@@ -27,6 +27,8 @@ use super::disk::map;
 use super::{EMPTY_DIR, NFS, VolumeError, content, nfs, sub_path};
 use crate::node::Settings;
 
+/// File systems that are memory.
+const MEMORY: &[&str] = &["tmpfs", "ramfs", "hugetlbfs"];
 /// Entries of one of our own directories; a pod cannot add to them.
 const MAX_ENTRIES: usize = 100_000;
 
@@ -65,8 +67,14 @@ pub struct Kept {
     pub what: String,
 }
 
-/// Tears a pod down as far as possible. A pod that is not there is down.
-pub fn tear_down(settings: &Settings, pod: &PodUid, scope: Scope, kept: &[Kept]) -> Result<Outcome, VolumeError> {
+/// Tears a pod down as far as possible. A pod that is not there is down. `mounted`: see [`Mounted`]; read here where nobody has.
+pub fn tear_down(
+    settings: &Settings,
+    pod: &PodUid,
+    scope: Scope,
+    kept: &[Kept],
+    mounted: Option<Mounted>,
+) -> Result<Outcome, VolumeError> {
     let mut outcome = Outcome::default();
     let pod_error = |source| VolumeError::PodDir { pod: pod.clone(), source };
     let pods = settings.pods_dir().map_err(pod_error)?;
@@ -79,7 +87,8 @@ pub fn tear_down(settings: &Settings, pod: &PodUid, scope: Scope, kept: &[Kept])
 
     let base = settings.paths.pod(pod);
     let specs: Vec<String> = kept.iter().map(|kept| kept.spec.clone()).collect();
-    for Below { point, is_served } in mounts_below(&base)? {
+    let below = mounted.map_or_else(|| mounts_below(&base), |mounted| Ok(mounted.below))?;
+    for Below { point, is_served } in below {
         if is_drivers(point.strip_prefix(&base).unwrap_or(&point), &specs) {
             // Published after we were told what is, or by nobody that we know of.
             if kept.is_empty() {
@@ -150,24 +159,72 @@ fn is_foreign(folder: &str) -> bool {
 }
 
 /// A mount strictly below a directory.
-struct Below {
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Below {
     point: PathBuf,
     /// An NFS server serves it, or the volume of which it is a bind of a part.
     is_served: bool,
 }
 
+/// What is mounted in a pod's folder, from one look at the node's mounts, which are many.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Mounted {
+    /// Innermost first.
+    pub below: Vec<Below>,
+    /// One of them is neither memory nor on the disk which the folder is on.
+    pub is_foreign: bool,
+}
+
+impl Mounted {
+    /// Reads the node's mounts. `None`: what there is cannot be told to another process, a name that is no UTF-8 among it.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn look(settings: &Settings, pod: &PodUid) -> Result<Option<Self>, VolumeError> {
+        let mut info = MountInfo::new();
+        let mounts: Vec<Mount<'_>> = info.read().map_err(VolumeError::Mounts)?.collect();
+        Ok(Self::of(&mounts, &settings.paths.pod(pod), pod))
+    }
+
+    /// Pure.
+    fn of(mounts: &[Mount<'_>], base: &Path, pod: &PodUid) -> Option<Self> {
+        let below = innermost_first(mounts.iter().filter_map(|mount| point_below(mount, base)));
+        let is_told = below.iter().all(|below| below.point.to_str().is_some());
+        is_told.then(|| Mounted { below, is_foreign: is_foreign_below(mounts, pod) })
+    }
+}
+
+/// Whether something is mounted in the pod's folder that is neither memory nor on the disk which the folder is on. Pure.
+pub fn is_foreign_below(mounts: &[Mount<'_>], pod: &PodUid) -> bool {
+    let is_of_pod = |mount: &&Mount<'_>| mount.mount_point.iter().any(|part| part == pod.as_str());
+    let others = || mounts.iter().filter(|mount| !is_of_pod(mount));
+    mounts.iter().filter(is_of_pod).filter(|mount| !MEMORY.contains(&&*mount.fs_type)).any(|mount| {
+        let disk = innermost(others(), &mount.mount_point);
+        disk.is_none_or(|disk| disk.device != mount.device)
+    })
+}
+
 /// Mounts strictly below a directory, innermost first. Those that lie on top of each other are one.
 fn mounts_below(base: &Path) -> Result<Vec<Below>, VolumeError> {
     let mut info = MountInfo::new();
-    let mounts = info.read().map_err(VolumeError::Mounts)?;
+    Ok(innermost_first(info.read().map_err(VolumeError::Mounts)?.filter_map(|mount| point_below(&mount, base))))
+}
+
+/// Pure.
+fn point_below(mount: &Mount<'_>, base: &Path) -> Option<Below> {
+    let is_below = mount.mount_point.starts_with(base) && *mount.mount_point != *base;
+    is_below.then(|| Below { point: mount.mount_point.to_path_buf(), is_served: nfs::is_nfs(&mount.fs_type) })
+}
+
+/// Pure.
+fn innermost_first(mounts: impl Iterator<Item = Below>) -> Vec<Below> {
     let mut points: BTreeMap<PathBuf, bool> = BTreeMap::new();
-    for mount in mounts.filter(|m| m.mount_point.starts_with(base) && *m.mount_point != *base) {
-        let is_served = nfs::is_nfs(&mount.fs_type);
-        *points.entry(mount.mount_point.into_owned()).or_default() |= is_served;
+    for mount in mounts {
+        *points.entry(mount.point).or_default() |= mount.is_served;
     }
     let mut below: Vec<Below> = points.into_iter().map(|(point, is_served)| Below { point, is_served }).collect();
     below.sort_by_key(|below| std::cmp::Reverse(below.point.components().count()));
-    Ok(below)
+    below
 }
 
 /// Mount points strictly below a directory, innermost first.
@@ -288,6 +345,43 @@ fn remove_of_plugin(dir: &OwnedFd, plugin: &'static str, marker: impl Fn(&str) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bulkhead_sys::mountinfo::parse;
+
+    const MOUNTS: &[u8] = b"\
+20 1 254:0 / / rw - ext4 /dev/vda rw
+30 20 0:50 / /var/lib/kubelet/pods/plain/volumes/kubernetes.io~secret/s rw - tmpfs tmpfs rw
+31 20 254:0 /var/x /var/lib/kubelet/pods/plain/volume-subpaths/v/c/0 rw - ext4 /dev/vda rw
+32 20 0:51 / /var/lib/kubelet/pods/nfs/volumes/kubernetes.io~nfs/v rw - nfs4 10.0.0.2:/ rw
+33 20 8:32 / /var/lib/kubelet/pods/disk/volumes/kubernetes.io~iscsi/v rw - ext4 /dev/sdc rw
+34 20 0:52 / /var/lib/kubelet/pods/fuse/volumes/kubernetes.io~empty-dir/v rw - fuse x rw
+35 32 0:53 / /var/lib/kubelet/pods/nfs/volumes/kubernetes.io~nfs/v/inside rw - tmpfs tmpfs rw
+36 20 0:54 / /var/lib/kubelet/pods/odd/volumes/kubernetes.io~empty-dir/\xff rw - tmpfs tmpfs rw
+";
+
+    #[test]
+    fn what_is_mounted_in_a_pods_folder_from_one_look() {
+        let mounts: Vec<Mount<'_>> = parse(MOUNTS).collect();
+        let pod = |uid: &str| PodUid::parse(uid).unwrap();
+        for (uid, foreign, below) in [
+            ("plain", false, vec![("volumes/kubernetes.io~secret/s", false), ("volume-subpaths/v/c/0", false)]),
+            ("none", false, vec![]),
+            ("nfs", true, vec![("volumes/kubernetes.io~nfs/v/inside", false), ("volumes/kubernetes.io~nfs/v", true)]),
+            ("disk", true, vec![("volumes/kubernetes.io~iscsi/v", false)]),
+            ("fuse", true, vec![("volumes/kubernetes.io~empty-dir/v", false)]),
+        ] {
+            let base = Path::new("/var/lib/kubelet/pods").join(uid);
+            let mut below: Vec<Below> =
+                below.into_iter().map(|(point, is_served)| Below { point: base.join(point), is_served }).collect();
+            let mut mounted = Mounted::of(&mounts, &base, &pod(uid)).unwrap();
+            if uid == "plain" {
+                below.sort_by(|a, b| a.point.cmp(&b.point));
+                mounted.below.sort_by(|a, b| a.point.cmp(&b.point));
+            }
+            assert_eq!(mounted, Mounted { below, is_foreign: foreign }, "{uid}");
+        }
+        // A name that is no text cannot be in a request to a worker, which looks for itself.
+        assert_eq!(Mounted::of(&mounts, Path::new("/var/lib/kubelet/pods/odd"), &pod("odd")), None);
+    }
 
     #[test]
     fn mounts_of_drivers_are_told_from_others() {

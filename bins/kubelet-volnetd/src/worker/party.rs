@@ -12,9 +12,8 @@ use super::Task;
 use crate::volumes::disk::place::{DiskPlace, Plugin};
 use crate::volumes::local::Local;
 use crate::volumes::sub_path::Root;
+use crate::volumes::teardown;
 
-/// File systems that are memory.
-const MEMORY: &[&str] = &["tmpfs", "ramfs", "hugetlbfs"];
 /// File systems with servers; those of programs begin with "fuse".
 const SERVED: &[&str] = &["9p", "afs", "autofs", "ceph", "cifs", "gfs2", "lustre", "nfs", "nfs4", "ocfs2", "smb3"];
 
@@ -35,7 +34,7 @@ pub async fn of(task: &Task) -> Party {
         Entered::Known(kind) => kind,
         Entered::Pod(pod) => {
             let pod = pod.clone();
-            looked_up(move |mounts| is_foreign_below(mounts, &pod)).await
+            looked_up(move |mounts| teardown::is_foreign_below(mounts, &pod)).await
         }
         Entered::Path(path) => {
             let path = path.to_owned();
@@ -117,7 +116,10 @@ fn entered(task: &Task) -> Entered<'_> {
         Task::OpenNodeLog { .. } => Entered::Known(Kind::Node),
         Task::AskPublished { .. } | Task::AskOnce { .. } => Entered::Known(Kind::Question),
         Task::GivePublished { .. } | Task::GiveLocal { .. } | Task::GiveFlex { .. } => Entered::Known(Kind::Walk),
-        Task::TearDownPod { pod, .. } => Entered::Pod(pod),
+        Task::TearDownPod { mounted: Some(mounted), .. } => {
+            Entered::Known(if mounted.is_foreign { Kind::Foreign } else { Kind::Local })
+        }
+        Task::TearDownPod { pod, mounted: None, .. } => Entered::Pod(pod),
         Task::CheckHostPath { path, .. } => Entered::Path(path),
         Task::PrepareSubPath { pod, wanted } => match &wanted.root {
             Root::EmptyDir | Root::Content(_) => Entered::Known(Kind::Local),
@@ -164,16 +166,6 @@ fn of_place(place: &DiskPlace) -> Entered<'_> {
     })
 }
 
-/// Whether something is mounted in the pod's folder that is neither memory nor on the disk which the folder is on. Pure.
-fn is_foreign_below(mounts: &[Mount<'_>], pod: &PodUid) -> bool {
-    let is_of_pod = |mount: &&Mount<'_>| mount.mount_point.iter().any(|part| part == pod.as_str());
-    let others = || mounts.iter().filter(|mount| !is_of_pod(mount));
-    mounts.iter().filter(is_of_pod).filter(|mount| !MEMORY.contains(&&*mount.fs_type)).any(|mount| {
-        let disk = innermost(others(), &mount.mount_point);
-        disk.is_none_or(|disk| disk.device != mount.device)
-    })
-}
-
 /// Whether the path, by its text, is on a file system with a server. Pure.
 fn is_served(mounts: &[Mount<'_>], path: &Path) -> bool {
     innermost(mounts.iter(), path)
@@ -184,7 +176,7 @@ fn is_served(mounts: &[Mount<'_>], path: &Path) -> bool {
 mod tests {
     use super::*;
     use crate::volumes::empty_dir::Medium;
-    use crate::volumes::teardown::Scope;
+    use crate::volumes::teardown::{Mounted, Scope};
     use bulkhead_sys::mountinfo::parse;
 
     const MOUNTS: &[u8] = b"\
@@ -192,23 +184,10 @@ mod tests {
 21 20 8:1 / /data rw - xfs /dev/sdb1 rw
 22 20 0:40 / /mnt/share rw - nfs4 10.0.0.1:/ rw
 23 20 0:41 / /mnt/program rw - fuse.sshfs x rw
-30 20 0:50 / /var/lib/kubelet/pods/plain/volumes/kubernetes.io~secret/s rw - tmpfs tmpfs rw
-31 20 254:0 /var/x /var/lib/kubelet/pods/plain/volume-subpaths/v/c/0 rw - ext4 /dev/vda rw
-32 20 0:51 / /var/lib/kubelet/pods/nfs/volumes/kubernetes.io~nfs/v rw - nfs4 10.0.0.2:/ rw
-33 20 8:32 / /var/lib/kubelet/pods/disk/volumes/kubernetes.io~iscsi/v rw - ext4 /dev/sdc rw
-34 20 0:52 / /var/lib/kubelet/pods/fuse/volumes/kubernetes.io~empty-dir/v rw - fuse x rw
 ";
 
     fn pod(uid: &str) -> PodUid {
         PodUid::parse(uid).unwrap()
-    }
-
-    #[test]
-    fn pods_with_mounts_that_others_serve() {
-        let mounts: Vec<_> = parse(MOUNTS).collect();
-        for (uid, foreign) in [("plain", false), ("none", false), ("nfs", true), ("disk", true), ("fuse", true)] {
-            assert_eq!(is_foreign_below(&mounts, &pod(uid)), foreign, "{uid}");
-        }
     }
 
     #[test]
@@ -238,7 +217,13 @@ mod tests {
             group: None,
         };
         assert_eq!(entered(&empty_dir), Entered::Known(Kind::Local));
-        let tear_down = Task::TearDownPod { pod: pod("u"), scope: Scope::Everything, kept: Vec::new() };
+        let tear_down =
+            |mounted| Task::TearDownPod { pod: pod("u"), scope: Scope::Everything, kept: Vec::new(), mounted };
+        for (is_foreign, kind) in [(false, Kind::Local), (true, Kind::Foreign)] {
+            let looked = tear_down(Some(Mounted { is_foreign, ..Mounted::default() }));
+            assert_eq!(entered(&looked), Entered::Known(kind), "the mounts are not read again");
+        }
+        let tear_down = tear_down(None);
         assert_eq!(entered(&tear_down), Entered::Pod(&pod("u")));
         assert_eq!((whose(&empty_dir), whose(&tear_down)), ("pod u".to_owned(), "pod u".to_owned()));
         let flex = crate::volumes::flex::FlexVolume {
