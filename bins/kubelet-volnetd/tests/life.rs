@@ -220,7 +220,7 @@ async fn orphans_go_and_known_pods_stay() {
     for pod in ["known", "orphan"] {
         volumes.prepare_pod(PreparePodRequest { pod_uid: pod.into() }).await.unwrap();
         volumes.set_up_empty_dir(memory(pod, "mem", 1 << 20)).await.unwrap();
-        let request = EnsurePodRequest { pod_uid: pod.into(), qos: Qos::BestEffort.into(), resources: None };
+        let request = EnsurePodRequest { pod_uid: pod.into(), qos: Qos::BestEffort.into(), ..Default::default() };
         let reply = cgroups.ensure_pod(request).await.unwrap().into_inner();
         assert!(reply.created && reply.cgroup_parent.ends_with(&format!("/kubepods/besteffort/pod{pod}")));
         let log = Some(PodLogId { namespace: "ns".into(), name: pod.into(), uid: pod.into() });

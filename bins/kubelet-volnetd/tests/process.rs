@@ -196,7 +196,7 @@ async fn confined_and_restarted() {
     std::os::unix::fs::chown(&private, Some(STRANGER), Some(STRANGER)).unwrap();
     std::fs::set_permissions(&private, std::fs::Permissions::from_mode(0o1000)).unwrap();
     cgroups.ensure_node(EnsureNodeRequest::default()).await.unwrap();
-    let request = EnsurePodRequest { pod_uid: "p".into(), qos: Qos::Burstable.into(), resources: None };
+    let request = EnsurePodRequest { pod_uid: "p".into(), qos: Qos::Burstable.into(), ..Default::default() };
     let parent = cgroups.ensure_pod(request).await.unwrap().into_inner().cgroup_parent;
     let mut sleeper = std::process::Command::new("sleep").arg("60").uid(STRANGER).spawn().unwrap();
     let path = CgroupPath::parse(&parent).unwrap();
@@ -276,7 +276,7 @@ async fn missed(program: &Program) -> Vec<&'static str> {
         std::fs::set_permissions(&inner, std::fs::Permissions::from_mode(mode)).unwrap();
     }
     cgroups.ensure_node(EnsureNodeRequest::default()).await.unwrap();
-    let request = EnsurePodRequest { pod_uid: "p".into(), qos: Qos::Burstable.into(), resources: None };
+    let request = EnsurePodRequest { pod_uid: "p".into(), qos: Qos::Burstable.into(), ..Default::default() };
     let parent = CgroupPath::parse(&cgroups.ensure_pod(request).await.unwrap().into_inner().cgroup_parent).unwrap();
     let mut left = std::process::Command::new("sleep").arg("60").uid(STRANGER).spawn().unwrap();
     std::fs::write(program.hierarchies.file("cpu", &parent, "cgroup.procs").unwrap(), left.id().to_string()).unwrap();

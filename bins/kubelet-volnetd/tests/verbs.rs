@@ -97,7 +97,7 @@ async fn paths_in_place_of_ids() {
             files.create_termination_file(CreateTerminationFileRequest { pod_uid: b(), container: g() }).await.err(),
             files.create_termination_file(CreateTerminationFileRequest { pod_uid: g(), container: b() }).await.err(),
             files.prune_logs(PruneLogsRequest { known_pod_uids: vec![b()], guard }).await.err(),
-            cgroups.ensure_pod(EnsurePodRequest { pod_uid: b(), qos: 1, resources: None }).await.err(),
+            cgroups.ensure_pod(EnsurePodRequest { pod_uid: b(), qos: 1, ..Default::default() }).await.err(),
             cgroups.remove_pod(RemovePodRequest { pod_uid: b(), guard }).await.err(),
             cgroups.end_session(end_session(bad, "good", guard)).await.err(),
             cgroups.end_session(end_session("good", bad, guard)).await.err(),

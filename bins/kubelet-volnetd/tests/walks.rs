@@ -88,7 +88,7 @@ pub async fn others_go_on(world: &World, pod: &str) {
         ..Default::default()
     };
     volumes.prepare_sub_path(sub_path).await.unwrap();
-    let resized = EnsurePodRequest { pod_uid: pod.into(), qos: Qos::Burstable.into(), resources: None };
+    let resized = EnsurePodRequest { pod_uid: pod.into(), qos: Qos::Burstable.into(), ..Default::default() };
     CgroupsClient::new(channel).ensure_pod(resized).await.unwrap();
 }
 

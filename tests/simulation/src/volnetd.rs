@@ -653,6 +653,7 @@ impl Cgroups for Model {
             api::Qos::Unspecified => return Err(Status::invalid_argument("no QoS class")),
         };
         let resources = request.resources.unwrap_or_default();
+        let is_asked = !request.without_limits;
         let uid = request.pod_uid;
         is_pod(&uid)?;
         let what = format!("EnsurePod {}", self.world.lock().short(&uid));
@@ -661,11 +662,12 @@ impl Cgroups for Model {
             if created {
                 world.sizes.cgroup_goes(&uid);
             }
-            let current = Some(world.sizes.cgroup_gets(&uid, &resources));
+            let limits = world.sizes.cgroup_gets(&uid, &resources);
             if world.is_waited_for {
                 world.check_room_in_cgroup(&uid);
             }
-            let memory_usage_bytes = Some(world.memory_used(&uid));
+            let current = is_asked.then_some(limits);
+            let memory_usage_bytes = is_asked.then(|| world.memory_used(&uid));
             let cgroup_parent = format!("/kubepods{level}/pod{uid}");
             Ok(api::EnsurePodReply { cgroup_parent, created, current, memory_usage_bytes })
         })

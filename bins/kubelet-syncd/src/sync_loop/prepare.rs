@@ -53,6 +53,7 @@ impl PodSyncer {
                     pod_uid: self.uid.to_string(),
                     qos: wire_qos(qos_class(pod)).into(),
                     resources: Some(wire_resources(resources)),
+                    without_limits: true,
                 },
             ),
             volnetd.prepare_pod(&self.context, api::PreparePodRequest { pod_uid: self.uid.to_string() }),

@@ -110,6 +110,7 @@ impl Ports for PodResizer<'_> {
             pod_uid: self.uid.to_string(),
             qos: wire_qos(qos_class(self.pod)).into(),
             resources: Some(wire_resources(change)),
+            without_limits: false,
         };
         let reply = self.node.volnetd.ensure_pod(&CallContext::for_pod(self.uid), request).await;
         let reply =

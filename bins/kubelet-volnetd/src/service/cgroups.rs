@@ -72,6 +72,7 @@ impl Cgroups for Verbs {
         let pod = validate::pod_uid(&request.pod_uid)?;
         let qos = validate::qos(request.qos)?;
         let resources = validate::resources(request.resources.as_ref())?;
+        let without_limits = request.without_limits;
         let lock = self.node.lock_pod(&pod).await?;
         let ensure = move |node: &Node| {
             let started = Instant::now();
@@ -80,7 +81,8 @@ impl Cgroups for Verbs {
             let operation = if created { CgroupOperation::Create } else { CgroupOperation::Update };
             node.metrics.cgroup(operation, started);
             let (path, created) = made?;
-            Ok::<_, PodsTreeError>((path, created, node.cgroups.pod_limits(&pod, qos)?))
+            let now = if without_limits { None } else { node.cgroups.pod_limits(&pod, qos)? };
+            Ok::<_, PodsTreeError>((path, created, now))
         };
         let (path, created, now) = self.run(Some(lock), ensure).await?;
         let (current, memory_usage_bytes) = now.map_or((None, None), |(limits, usage)| (Some(to_wire(limits)), usage));

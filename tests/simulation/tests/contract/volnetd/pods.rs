@@ -45,6 +45,9 @@ pub async fn a_pods_limits(subject: &Subject) -> Result<()> {
     let cpu = api::CgroupResources { cpu_shares: Some(256), cpu_quota_us: Some(-1), ..Default::default() };
     has(&ask(Some(cpu)).await?, 256, -1, 32 << 20)?;
     has(&ask(None).await?, 256, -1, 32 << 20)?;
+    let unasked = api::EnsurePodRequest { qos: api::Qos::Burstable.into(), without_limits: true, ..cgroup(uid) };
+    let unasked = subject.cgroups().ensure_pod(unasked).await?.into_inner();
+    ensure!(unasked.current.is_none() && unasked.memory_usage_bytes.is_none(), "{unasked:?}");
     let request = api::RemovePodRequest { pod_uid: uid.to_owned(), guard: Some(subject.guard().await?) };
     ensure!(subject.cgroups().remove_pod(request).await?.into_inner().done);
     let anew = ask(None).await?.current.unwrap_or_default();
@@ -55,7 +58,7 @@ pub async fn a_pods_limits(subject: &Subject) -> Result<()> {
 }
 
 fn cgroup(uid: &str) -> api::EnsurePodRequest {
-    api::EnsurePodRequest { pod_uid: uid.to_owned(), qos: api::Qos::BestEffort.into(), resources: None }
+    api::EnsurePodRequest { pod_uid: uid.to_owned(), qos: api::Qos::BestEffort.into(), ..Default::default() }
 }
 
 /// UIDs of all cgroups.
@@ -168,7 +171,7 @@ pub async fn what_is_no_id(subject: &Subject) -> Result<()> {
         ];
         ensure!(codes == [Code::InvalidArgument; 6], "{bad:?}: {codes:?}");
     }
-    let no_level = api::EnsurePodRequest { pod_uid: "pod".to_owned(), qos: 0, resources: None };
+    let no_level = api::EnsurePodRequest { pod_uid: "pod".to_owned(), ..Default::default() };
     ensure!(code(&subject.cgroups().ensure_pod(no_level).await) == Code::InvalidArgument);
     let no_pod = api::PrepareLogDirectoryRequest { pod: None, container: "main".to_owned() };
     ensure!(code(&subject.files().prepare_log_directory(no_pod).await) == Code::InvalidArgument);
