@@ -6,14 +6,13 @@ use std::path::Path;
 
 use bulkhead_config::NodeConfig;
 use bulkhead_types::Quantity;
+use bulkhead_types::resource_name::{HUGE_PAGES, is_huge_page};
 use kubelet_container_manager::devices::Capacity as DeviceCapacity;
 
 use crate::cgroups::{Capacity, Reserved};
 
 /// Amounts by resource name, in the API's notation when printed.
 pub type Amounts = BTreeMap<String, Quantity>;
-
-const HUGE_PAGES: &str = "hugepages-";
 
 /// Both lists of the Node's status.
 #[derive(Debug, Clone, PartialEq)]
@@ -85,7 +84,7 @@ pub fn of(
         allocatable.insert(name.clone(), less(*total, kept + evict.unwrap_or_default()));
     }
     // Huge pages are set aside from the same memory.
-    let huge = capacity.iter().filter(|(name, _)| name.starts_with(HUGE_PAGES));
+    let huge = capacity.iter().filter(|(name, _)| is_huge_page(name));
     let huge = huge.fold(Quantity::ZERO, |sum, (_, amount)| sum + *amount);
     if let Some(memory) = allocatable.get_mut("memory") {
         *memory = less(*memory, huge);

@@ -17,6 +17,7 @@ mod later;
 mod log_file;
 mod paths;
 mod quantity;
+pub mod resource_name;
 mod token_bucket;
 
 pub use back_off::BackOff;

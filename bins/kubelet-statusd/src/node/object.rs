@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use bulkhead_config::NodeConfig;
 use bulkhead_types::Quantity;
+use bulkhead_types::resource_name::{is_extended, is_huge_page};
 use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -148,16 +149,6 @@ pub fn set_amount(list: &mut BTreeMap<String, ApiQuantity>, name: &str, amount: 
     if !list.get(name).is_some_and(same) {
         list.insert(name.to_owned(), amount.clone());
     }
-}
-
-/// `hugepages-<size>`.
-fn is_huge_page(name: &str) -> bool {
-    name.starts_with("hugepages-")
-}
-
-/// A resource that the node does not measure by itself (upstream `v1helper.IsExtendedResourceName`).
-pub fn is_extended(name: &str) -> bool {
-    name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
 }
 
 /// The two labels that are forced with every status.
@@ -352,13 +343,5 @@ mod tests {
         assert_eq!(list["memory"].0, "1048577");
         set_amount(&mut list, "cpu", &amount("2"));
         assert_eq!(list["cpu"].0, "2");
-    }
-
-    #[test]
-    fn kinds_of_resources() {
-        assert!(is_extended("vendor.com/gpu"));
-        for name in ["cpu", "hugepages-1Gi", "kubernetes.io/x", "a.kubernetes.io/x", "requests.vendor.com/gpu"] {
-            assert!(!is_extended(name), "{name}");
-        }
     }
 }

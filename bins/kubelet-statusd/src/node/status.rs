@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bulkhead_ipc::syncd::NodeState;
+use bulkhead_types::resource_name::is_extended;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     ContainerImage, DaemonEndpoint, Node, NodeDaemonEndpoints, NodeFeatures, NodeRuntimeHandler,
@@ -103,7 +104,7 @@ fn resources(status: &mut NodeStatus, state: &NodeState) {
     for (name, amount) in &state.capacity {
         object::set_amount(capacity, name, &ApiQuantity(amount.clone()));
     }
-    allocatable.retain(|name, _| capacity.contains_key(name) || !object::is_extended(name));
+    allocatable.retain(|name, _| capacity.contains_key(name) || !is_extended(name));
     let others: BTreeMap<&String, &ApiQuantity> =
         capacity.iter().filter(|(name, _)| !state.capacity.contains_key(*name)).collect();
     for (name, amount) in others {

@@ -219,13 +219,16 @@ fn resources_of_others_are_kept() {
     capacity.insert("vendor.com/gpu".into(), ApiQuantity("2".into()));
     // A size that the machine does not have: it goes when the Node is registered again.
     capacity.insert("hugepages-3Mi".into(), ApiQuantity("9Mi".into()));
-    allocatable.insert("gone.com/x".into(), ApiQuantity("1".into()));
+    for name in ["gone.com/x", "No.Qualified.Name/x"] {
+        allocatable.insert(name.into(), ApiQuantity("1".into()));
+    }
     let status = next(&old, &fixed(), &now(Some(&state()), None, 0)).0.status.unwrap();
     let (capacity, allocatable) = (status.capacity.unwrap(), status.allocatable.unwrap());
     for list in [&capacity, &allocatable] {
         assert_eq!((list["vendor.com/gpu"].0.as_str(), list["hugepages-3Mi"].0.as_str()), ("2", "9Mi"));
     }
     assert!(!allocatable.contains_key("gone.com/x"), "an extended resource without capacity");
+    assert!(allocatable.contains_key("No.Qualified.Name/x"), "no extended resource");
 }
 
 #[test]

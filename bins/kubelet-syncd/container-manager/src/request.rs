@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use bulkhead_types::resource_name::is_memory;
 use bulkhead_types::{QosClass, Quantity};
 use kubelet_model::pod::resources::{Amounts, amounts, has_pod_level, qos_class};
 use kubelet_model::pod::spec::{containers, init_containers, is_sidecar};
@@ -150,10 +151,6 @@ fn whole_cpus(quantity: Option<&Quantity>) -> u32 {
     let quantity = quantity.copied().unwrap_or_default();
     let whole = quantity.value().saturating_mul(1000) == quantity.milli_value();
     if whole { u32::try_from(quantity.value()).unwrap_or(0) } else { 0 }
-}
-
-fn is_memory(name: &str) -> bool {
-    name == "memory" || name.starts_with("hugepages-")
 }
 
 fn memory(requests: &Amounts) -> Result<Memory, NoWholeNumber> {

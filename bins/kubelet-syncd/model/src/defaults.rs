@@ -2,10 +2,12 @@
 //! conversion to its internal form changes on the way (`pkg/apis/core/v1/conversion.go`).
 
 use crate::v1::{Container, Pod, PodSpec, Volume};
+use bulkhead_types::resource_name::is_huge_page;
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, HTTPGetAction, LifecycleHandler, ObjectFieldSelector, Probe};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
 use crate::pod::image_reference::is_latest;
+use crate::pod::resources::is_pod_level;
 use crate::validation::resources::{self, Kind, ResourceList};
 
 /// Mode of files in configMap, secret, downward API and projected volumes.
@@ -103,18 +105,18 @@ fn pod_level_resources(spec: &mut PodSpec) {
     let mut limits = own.limits.clone().unwrap_or_default();
     let mut requests = own.requests.clone().unwrap_or_default();
     for (name, sum) in resources::sum_over_containers(spec, Kind::Limits) {
-        if resources::is_huge_pages(&name) && !requests.contains_key(&name) {
+        if is_huge_page(&name) && !requests.contains_key(&name) {
             limits.entry(name).or_insert_with(|| ApiQuantity(sum.to_string()));
         }
     }
     if !limits.is_empty() {
         for (name, sum) in resources::sum_over_containers(spec, Kind::Requests) {
-            if resources::is_pod_level(&name) && resources::is_overcommit_allowed(&name) {
+            if is_pod_level(&name) && resources::is_overcommit_allowed(&name) {
                 requests.entry(name).or_insert_with(|| ApiQuantity(sum.to_string()));
             }
         }
         for (name, limit) in &limits {
-            if resources::is_pod_level(name) {
+            if is_pod_level(name) {
                 requests.entry(name.clone()).or_insert_with(|| limit.clone());
             }
         }

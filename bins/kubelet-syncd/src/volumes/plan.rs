@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use bulkhead_ipc::volnetd::{HostPathType, Medium};
+use bulkhead_types::resource_name::huge_page_size;
 use bulkhead_types::{Quantity, VolumeName};
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, HostPathVolumeSource};
 use kubelet_model::v1::{Pod, Volume};
@@ -176,7 +177,7 @@ fn requested_pages(requests: &Amounts) -> Vec<u64> {
     let sizes: BTreeSet<u64> = requests
         .iter()
         .filter(|(_, amount)| !amount.is_zero())
-        .filter_map(|(name, _)| Quantity::parse(name.strip_prefix("hugepages-")?).ok())
+        .filter_map(|(name, _)| huge_page_size(name))
         .map(|q| q.value().max(0) as u64)
         .collect();
     sizes.into_iter().collect()

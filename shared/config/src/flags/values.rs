@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use bulkhead_types::Quantity;
+use bulkhead_types::resource_name::is_memory;
 
 use super::{Settings, VersionRequest};
 use crate::kubelet::{MemoryReservation, Taint, VModuleItem};
@@ -205,7 +206,7 @@ pub(super) fn reserved_memory(settings: &mut Settings, text: &str, first: bool) 
                 limit.split_once('=').filter(|(_, amount)| !amount.contains('=')).ok_or_else(|| {
                     format!("the reserved limit has incorrect value, expected type=quantity, got {limit}")
                 })?;
-            if kind != "memory" && !kind.starts_with("hugepages-") {
+            if !is_memory(kind) {
                 return Err(format!("memory type conversion error, unknown type: {kind:?}"));
             }
             let amount = Quantity::parse(amount)

@@ -1,5 +1,6 @@
 //! Limits of cgroups, CPU and memory managers, topology and reservations.
 
+use bulkhead_types::resource_name::huge_page_size;
 use bulkhead_types::{GoDuration, Quantity};
 
 use super::{Limits, quoted};
@@ -210,7 +211,7 @@ impl Limits<'_> {
             self.range(&format!("reservedMemory[{index}].numaNode"), reservation.numa_node.into(), 0, i64::MAX);
             for (kind, amount) in &reservation.limits {
                 let path = format!("reservedMemory[{index}].limits[{kind}]");
-                let huge = kind.strip_prefix("hugepages-").is_some_and(|size| Quantity::parse(size).is_ok());
+                let huge = huge_page_size(kind).is_some();
                 self.check(kind == "memory" || huge, &path, amount, "only memory and hugepages-<size> can be reserved");
                 self.check(*amount > Quantity::ZERO, &path, amount, "must be above 0");
                 let key = (reservation.numa_node, kind.as_str());

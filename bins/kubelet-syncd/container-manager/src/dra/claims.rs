@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use bulkhead_types::resource_name::is_extended;
 use k8s_openapi::api::core::v1::{PodExtendedResourceClaimStatus, PodResourceClaim};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kubelet_model::v1::{Container, Pod};
@@ -115,7 +116,7 @@ pub fn of_container(pod: &Pod, container: &Container, extended_resources: bool) 
         let asked: BTreeSet<&str> = requests
             .into_iter()
             .flatten()
-            .filter(|(name, amount)| is_extended(name) && !matches!(amount.0.as_str(), "0" | ""))
+            .filter(|(name, amount)| may_be_claimed(name) && !matches!(amount.0.as_str(), "0" | ""))
             .map(|(name, _)| name.as_str())
             .collect();
         let of_this = made.request_mappings.iter().filter(|mapping| mapping.container_name == container.name);
@@ -128,13 +129,12 @@ pub fn of_container(pod: &Pod, container: &Container, extended_resources: bool) 
 /// A driver's claim gives the container this resource: nothing of the node's own amount is taken for it, and no device plugin is asked.
 pub fn gives(pod: &Pod, container: &str, resource: &str) -> bool {
     let mappings = extended(pod).into_iter().flat_map(|made| &made.request_mappings);
-    is_extended(resource) && { mappings }.any(|of| of.container_name == container && of.resource_name == resource)
+    may_be_claimed(resource) && { mappings }.any(|of| of.container_name == container && of.resource_name == resource)
 }
 
 /// Whether devices of drivers may stand for it (upstream `schedutil.IsDRAExtendedResourceName`).
-fn is_extended(name: &str) -> bool {
-    let native = !name.contains('/') || name.contains("kubernetes.io/");
-    name.starts_with("deviceclass.resource.kubernetes.io/") || (!native && !name.starts_with("requests."))
+fn may_be_claimed(name: &str) -> bool {
+    is_extended(name) || name.starts_with("deviceclass.resource.kubernetes.io/")
 }
 
 /// The API group of pod groups.
@@ -275,10 +275,12 @@ mod tests {
             ("deviceclass.resource.kubernetes.io/gpu", true),
             ("kubernetes.io/gpu", false),
             ("requests.example.com/gpu", false),
+            ("Example.com/gpu", false),
+            ("example.com/a/b", false),
             ("cpu", false),
             ("hugepages-2Mi", false),
         ] {
-            assert_eq!(is_extended(name), is, "{name}");
+            assert_eq!(may_be_claimed(name), is, "{name}");
         }
     }
 

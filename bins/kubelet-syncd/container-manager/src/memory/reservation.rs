@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bulkhead_types::Quantity;
+use bulkhead_types::resource_name::is_memory;
 use kubelet_model::pod::resources::Amounts;
 
 use super::policy::MemoryManagerError;
@@ -10,10 +11,6 @@ use crate::topology::Machine;
 
 /// Bytes laid aside of each kind of memory on each node.
 pub type Reserved = BTreeMap<u32, BTreeMap<String, u64>>;
-
-fn is_memory(name: &str) -> bool {
-    name == "memory" || name.starts_with("hugepages-")
-}
 
 /// `list`: node and what is laid aside there, as configured; `allocatable`: what node allocatable lays aside of each resource.
 ///

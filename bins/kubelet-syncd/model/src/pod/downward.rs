@@ -7,6 +7,7 @@ use std::net::IpAddr;
 
 use crate::v1::{Container, Pod};
 use bulkhead_types::Quantity;
+use bulkhead_types::resource_name::is_huge_page;
 use k8s_openapi::api::core::v1::ResourceFieldSelector;
 
 use super::resources::{Amounts, amount};
@@ -140,7 +141,7 @@ fn value(
     let unsupported = || DownwardError::Resource(selector.resource.clone());
     let (list, name) = selector.resource.split_once('.').ok_or_else(unsupported)?;
     let has_default = DEFAULTED.contains(&name);
-    if !has_default && !name.starts_with("hugepages-") {
+    if !has_default && !is_huge_page(name) {
         return Err(unsupported());
     }
     let own = container.resources.as_ref();

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use crate::v1::{Container, Pod};
 use bulkhead_cri::v1;
+use bulkhead_types::resource_name::{huge_page_size, is_memory};
 use bulkhead_types::{QosClass, Quantity, cpu};
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
@@ -71,8 +72,8 @@ pub fn raise(max: &mut Amounts, other: &Amounts) {
 }
 
 /// Resources that may be set for a pod as a whole.
-fn is_pod_level(name: &str) -> bool {
-    name == "cpu" || name == "memory" || name.starts_with("hugepages-")
+pub fn is_pod_level(name: &str) -> bool {
+    name == "cpu" || is_memory(name)
 }
 
 /// The resources of the pod as a whole.
@@ -283,7 +284,7 @@ fn hugepage_limits<'a>(facts: &NodeFacts, lists: impl IntoIterator<Item = &'a Am
     let mut wanted = BTreeMap::new();
     for list in lists {
         for (name, amount) in list {
-            let size = name.strip_prefix("hugepages-").and_then(|size| Quantity::parse(size).ok());
+            let size = huge_page_size(name);
             if let Some(bytes) = size.and_then(|q| u64::try_from(q.value()).ok()) {
                 wanted.insert(hugepage_size_name(bytes), u64::try_from(amount.value()).unwrap_or(0));
             }

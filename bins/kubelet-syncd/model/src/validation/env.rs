@@ -2,6 +2,7 @@
 
 use crate::v1::PodSpec;
 use bulkhead_types::Quantity;
+use bulkhead_types::resource_name::is_huge_page;
 use k8s_openapi::api::core::v1::ResourceFieldSelector;
 use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, FileKeySelector, ObjectFieldSelector};
 
@@ -224,7 +225,7 @@ pub fn field_selector(selector: &ObjectFieldSelector, allowed: &[&str], path: &P
 
 pub fn resource_selector(selector: &ResourceFieldSelector, in_volume: bool, path: &Path, errors: &mut Errors) {
     let resource = selector.resource.as_str();
-    let huge_pages = resource.starts_with("requests.hugepages-") || resource.starts_with("limits.hugepages-");
+    let huge_pages = ["requests.", "limits."].iter().any(|list| resource.strip_prefix(list).is_some_and(is_huge_page));
     if in_volume && text(&selector.container_name).is_empty() {
         errors.required(&path.child("containerName"), "");
     } else if resource.is_empty() {

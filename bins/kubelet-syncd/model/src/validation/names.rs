@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 
 use bulkhead_types::ip::parse_sloppy;
+use bulkhead_types::resource_name::is_key_shape;
 use bulkhead_types::{is_dns1123_label, is_dns1123_subdomain};
 
 const LABEL_FORM: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
@@ -97,12 +98,6 @@ pub fn dns_subdomain_with_underscore(value: &str) -> Vec<String> {
         ));
     }
     wrong
-}
-
-fn is_key_shape(value: &str) -> bool {
-    value.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
-        && value.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric())
-        && value.bytes().last().is_some_and(|b| b.is_ascii_alphanumeric())
 }
 
 /// `[prefix/]name`: keys of labels and annotations, resource names, conditions.

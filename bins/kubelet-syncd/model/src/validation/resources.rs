@@ -4,11 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::v1::{Container, PodSpec};
 use bulkhead_types::Quantity;
+use bulkhead_types::resource_name::{huge_page_size, is_extended, is_huge_page, is_native};
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
 use super::field::{Errors, Path, items, quote};
 use super::names;
+use crate::pod::resources::is_pod_level;
 
 /// A resource list as the API types hold it.
 pub type ResourceList = BTreeMap<String, ApiQuantity>;
@@ -47,27 +49,9 @@ const INTEGERS: [&str; 9] = [
     "services.loadbalancers",
 ];
 
-pub fn is_huge_pages(name: &str) -> bool {
-    name.starts_with("hugepages-")
-}
-
-fn is_native(name: &str) -> bool {
-    !name.contains('/') || name.contains("kubernetes.io/")
-}
-
 /// Requests may be below limits only for these.
 pub fn is_overcommit_allowed(name: &str) -> bool {
-    is_native(name) && !is_huge_pages(name)
-}
-
-/// A device or other countable thing with a domain prefix of its own.
-pub fn is_extended(name: &str) -> bool {
-    !is_native(name) && !name.starts_with("requests.") && names::qualified_name(&format!("requests.{name}")).is_empty()
-}
-
-/// What may be given for the pod as a whole.
-pub fn is_pod_level(name: &str) -> bool {
-    name == "cpu" || name == "memory" || is_huge_pages(name)
+    is_native(name) && !is_huge_page(name)
 }
 
 /// The quantity; decoding has refused what does not parse.
@@ -81,7 +65,7 @@ fn resource_name(name: &str, path: &Path, errors: &mut Errors) -> bool {
         errors.invalid_each(path, name, wrong);
         return false;
     }
-    let standard = STANDARD.contains(&name) || is_huge_pages(name) || name.starts_with("requests.hugepages-");
+    let standard = STANDARD.contains(&name) || is_huge_page(name.strip_prefix("requests.").unwrap_or(name));
     if !name.contains('/') && !standard {
         errors.invalid(path, name, "must be a standard resource type or fully qualified");
         return false;
@@ -92,7 +76,7 @@ fn resource_name(name: &str, path: &Path, errors: &mut Errors) -> bool {
 fn container_resource_name(name: &str, path: &Path, errors: &mut Errors) {
     resource_name(name, path, errors);
     if !name.contains('/') {
-        if !["cpu", "memory", "ephemeral-storage"].contains(&name) && !is_huge_pages(name) {
+        if !["cpu", "memory", "ephemeral-storage"].contains(&name) && !is_huge_page(name) {
             errors.invalid(path, name, "must be a standard resource for containers");
         }
     } else if !is_native(name) && !is_extended(name) {
@@ -116,7 +100,7 @@ fn quantity_value(name: &str, quantity: Quantity, path: &Path, errors: &mut Erro
 }
 
 fn huge_page_value(name: &str, quantity: Quantity, path: &Path, errors: &mut Errors) {
-    let page = name.strip_prefix("hugepages-").and_then(|size| Quantity::parse(size).ok());
+    let page = huge_page_size(name);
     let divisible = page.is_some_and(|page| {
         page > Quantity::ZERO && page.milli_value() % 1000 == 0 && quantity.value() % page.value() == 0
     });
@@ -151,7 +135,7 @@ fn requirements(
         let (path, quantity) = (limits_path.key(name), amount(quantity));
         check_name(name, &path, errors);
         quantity_value(name, quantity, &path, errors);
-        if is_huge_pages(name) {
+        if is_huge_page(name) {
             huge_page_value(name, quantity, &path, errors);
         }
     }
@@ -173,13 +157,13 @@ fn requirements(
             }
             _ => {}
         }
-        if is_huge_pages(name) {
+        if is_huge_page(name) {
             huge_page_value(name, quantity, &path, errors);
         }
     }
     let mut all = limits.keys().chain(requests.keys());
     let computes = limits.keys().chain(requests.keys()).any(|n| n == "cpu" || n == "memory");
-    if all.any(|n| is_huge_pages(n)) && !computes {
+    if all.any(|n| is_huge_page(n)) && !computes {
         errors.forbidden(path, "HugePages require cpu or memory");
     }
     claim_names(resources, claims, &path.child("claims"), errors);
@@ -240,7 +224,7 @@ pub fn pod(spec: &PodSpec, claims: &BTreeSet<&str>, path: &Path, errors: &mut Er
         }
     }
     for (name, sum) in sum_over_containers(spec, Kind::Limits) {
-        let Some(given) = pod_limits.get(&name).map(amount).filter(|_| is_huge_pages(&name)) else { continue };
+        let Some(given) = pod_limits.get(&name).map(amount).filter(|_| is_huge_page(&name)) else { continue };
         if sum > given {
             let why = format!("must be greater than or equal to aggregate container limits of {sum}");
             errors.invalid(&path.child("limits").key(&name), given.to_string(), &why);

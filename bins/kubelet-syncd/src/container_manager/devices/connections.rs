@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use bulkhead_device_plugin::v1beta1::{DevicePluginOptions, ListAndWatchResponse};
 use bulkhead_device_plugin::{HEALTHY, VERSION};
+use bulkhead_types::resource_name::is_extended;
 use kubelet_container_manager::devices::PluginOptions;
 use kubelet_container_manager::devices::plugins::{Device, Devices, RESOURCES_MAX};
 use kubelet_edges::csi::PluginAddress;
 use kubelet_edges::device_plugin::{DIAL, DevicePlugin};
-use kubelet_model::validation::resources::is_extended;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use bulkhead_cri::v1;
 use bulkhead_types::Quantity;
+use bulkhead_types::resource_name::huge_page_size;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use kubelet_model::v1::Container;
 
@@ -83,7 +84,7 @@ fn swap(known: &RequestContext<'_>, asked: &v1::LinuxContainerResources) -> Chec
 fn pages(asked: &v1::LinuxContainerResources, lists: &[Option<&ResourceRequirements>]) -> Checked {
     let mut allowed: BTreeMap<u64, i64> = BTreeMap::new();
     for (name, amount) in lists.iter().flatten().flat_map(|list| list.limits.iter().flatten()) {
-        let size = name.strip_prefix("hugepages-").and_then(|size| Quantity::parse(size).ok());
+        let size = huge_page_size(name);
         if let (Some(size), Ok(amount)) = (size, Quantity::parse(&amount.0)) {
             let most = allowed.entry(size.value().unsigned_abs()).or_default();
             *most = amount.value().max(*most);
