@@ -1,6 +1,7 @@
 //! What is said when a request is refused: the Status objects of the real server, word for word
 //! (apimachinery `pkg/api/errors`, `pkg/util/validation/field`).
 
+use bulkhead_types::go_aggregate;
 use serde_json::{Value, json};
 
 use super::resources::{Resource, qualified};
@@ -136,7 +137,7 @@ impl ApiError {
     /// `kind` with its group as messages name it; several complaints are joined as the real server joins them.
     pub fn invalid(group: &str, kind: &str, name: &str, errors: &[FieldError]) -> Self {
         let texts: Vec<String> = errors.iter().map(|error| format!("{}: {}", error.field, error.body)).collect();
-        let all = if texts.len() == 1 { texts[0].clone() } else { format!("[{}]", texts.join(", ")) };
+        let all = go_aggregate(texts).unwrap_or_default();
         let message = format!("{} {name:?} is invalid: {all}", qualified(group, kind));
         let mut error = Self::new(422, "Invalid", message).about(group, kind, name);
         let causes: Vec<Value> = errors

@@ -1,5 +1,6 @@
-//! An error as one line of text: what was being done, and why it failed.
+//! Errors as one line of text: what was being done, and why it failed.
 
+use std::collections::HashSet;
 use std::error::Error;
 
 /// The error with its causes, each once: layers often repeat the text of the one below.
@@ -17,9 +18,38 @@ pub fn chain(error: &dyn Error) -> String {
     text
 }
 
+/// Errors as upstream's aggregate of them is written (`apimachinery/pkg/util/errors`): each text once, one alone as it is, several as
+/// `[a, b]`; None: there is none.
+pub fn go_aggregate<T: AsRef<str>>(errors: impl IntoIterator<Item = T>) -> Option<String> {
+    let errors: Vec<T> = errors.into_iter().collect();
+    let mut seen = HashSet::new();
+    let texts: Vec<&str> = errors.iter().map(AsRef::as_ref).filter(|text| seen.insert(*text)).collect();
+    match texts.as_slice() {
+        [] => None,
+        [one] => Some((*one).to_owned()),
+        several => Some(format!("[{}]", several.join(", "))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn aggregates() {
+        let cases: [(&[&str], Option<&str>); 6] = [
+            (&[], None),
+            (&["a"], Some("a")),
+            (&["a", "a"], Some("a")),
+            (&["b", "a"], Some("[b, a]")),
+            (&["a", "b", "a", "c", "b"], Some("[a, b, c]")),
+            (&[""], Some("")),
+        ];
+        for (errors, text) in cases {
+            assert_eq!(go_aggregate(errors).as_deref(), text, "{errors:?}");
+        }
+        assert_eq!(go_aggregate(["a".to_owned(), "b".to_owned()]).as_deref(), Some("[a, b]"));
+    }
 
     #[derive(Debug, thiserror::Error)]
     #[error("{text}")]

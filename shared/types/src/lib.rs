@@ -22,7 +22,7 @@ mod token_bucket;
 
 pub use back_off::BackOff;
 pub use epoch::{Epoch, Generation};
-pub use error_text::chain;
+pub use error_text::{chain, go_aggregate};
 pub use go_arch::go_arch;
 pub use go_duration::{GoDuration, GoDurationError};
 pub use ids::{ContainerId, ContainerName, FlexDriver, IdError, Namespace};

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use bulkhead_ipc::syncd::NodeState;
-use bulkhead_types::GoDuration;
+use bulkhead_types::{GoDuration, go_aggregate};
 
 /// Upstream's `baseRuntimeSyncThreshold`: the runtime has not answered for so long.
 const RUNTIME_SILENT: Duration = Duration::from_secs(30);
@@ -79,7 +79,7 @@ pub fn ready(inputs: &Inputs<'_>) -> Ready {
     if !inputs.missing_capacity.is_empty() {
         errors.push(format!("missing node capacity for resources: {}", inputs.missing_capacity.join(", ")));
     }
-    let mut condition = match aggregate(&errors) {
+    let mut condition = match go_aggregate(&errors) {
         None => Ready { ready: true, reason: "KubeletReady", message: "kubelet is posting ready status".to_owned() },
         Some(message) => Ready { ready: false, reason: "KubeletNotReady", message },
     };
@@ -129,21 +129,6 @@ fn runtime(state: &NodeState, sync_frequency: Duration) -> Vec<String> {
 /// In whole minutes: a text that changes with every look would cost a PATCH each time.
 fn minutes(seconds: f64) -> GoDuration {
     GoDuration::from_secs((seconds / 60.0).floor().clamp(0.0, 1e9) as i64 * 60)
-}
-
-/// Upstream's aggregate of errors: one stands alone, several in brackets, the same text once.
-fn aggregate(errors: &[String]) -> Option<String> {
-    let mut texts: Vec<&str> = Vec::new();
-    for error in errors {
-        if !texts.contains(&error.as_str()) {
-            texts.push(error);
-        }
-    }
-    match texts.as_slice() {
-        [] => None,
-        [one] => Some((*one).to_owned()),
-        several => Some(format!("[{}]", several.join(", "))),
-    }
 }
 
 #[cfg(test)]
@@ -287,11 +272,5 @@ mod tests {
             ready(&Inputs { soft_warning: Some("CPU hardcapping unsupported"), ..inputs(Syncd::Says(&state)) });
         assert!(warned.ready);
         assert_eq!(warned.message, "kubelet is posting ready status. WARNING: CPU hardcapping unsupported");
-    }
-
-    #[test]
-    fn the_same_error_twice_is_one() {
-        assert_eq!(aggregate(&["a".into(), "a".into()]).unwrap(), "a");
-        assert_eq!(aggregate(&["a".into(), "b".into(), "a".into()]).unwrap(), "[a, b]");
     }
 }

@@ -3,6 +3,7 @@
 
 use crate::logs::stamp::Stamp;
 use crate::routes;
+use bulkhead_types::go_aggregate;
 
 const TAIL_LINES_MAX: i64 = 100_000;
 const SERVICE_MAX: usize = 256;
@@ -37,10 +38,7 @@ pub struct Refused(Vec<String>);
 
 impl std::fmt::Display for Refused {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0.as_slice() {
-            [one] => f.write_str(one),
-            several => write!(f, "[{}]", several.join(", ")),
-        }
+        f.write_str(&go_aggregate(&self.0).unwrap_or_default())
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bulkhead_cri::{CriClient, CriError, v1};
-use bulkhead_types::{GoDuration, PodUid, TokenBucket};
+use bulkhead_types::{GoDuration, PodUid, TokenBucket, go_aggregate};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -696,15 +696,11 @@ impl<S: ImageService> ImageManager<S> {
                 }
                 Err(error) => {
                     debug!(image = %spec.image, %error, "pulling an image");
-                    let text = error.plain_text();
-                    if !failures.contains(&text) {
-                        failures.push(text);
-                    }
+                    failures.push(error.plain_text());
                 }
             }
         }
-        // Go's aggregate of errors.
-        Err(if failures.len() == 1 { failures.remove(0) } else { format!("[{}]", failures.join(", ")) })
+        Err(go_aggregate(failures).unwrap_or_default())
     }
 }
 

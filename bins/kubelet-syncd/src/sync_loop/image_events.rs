@@ -2,7 +2,7 @@
 //! StartGarbageCollection, `pkg/kubelet/images/image_gc_manager.go`). Pure.
 
 use bulkhead_ipc::syncd::{ImageCollectionFailureKind as Failure, ReportImageCollectionRequest};
-use bulkhead_types::GoDuration;
+use bulkhead_types::{GoDuration, go_aggregate};
 use kubelet_model::events::{EventType, NodeEvent};
 
 const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
@@ -22,14 +22,6 @@ fn size(bytes: i64) -> String {
         (amount, unit) = (amount / 1024.0, name);
     }
     format!("{amount:.1} {unit}")
-}
-
-/// Go's list of errors.
-fn aggregate(errors: &[String]) -> String {
-    match errors {
-        [one] => one.clone(),
-        _ => format!("[{}]", errors.join(", ")),
-    }
 }
 
 /// The events, in order. `errors`: what the runtime said of images that it could not remove.
@@ -52,7 +44,7 @@ pub fn events(report: &ReportImageCollectionRequest, errors: &[String]) -> Vec<N
         }
         Failure::NoCapacity => (Some("InvalidDiskCapacity"), "invalid capacity 0 on image filesystem".to_owned()),
         Failure::SpaceErrors => {
-            let errors = aggregate(errors);
+            let errors = go_aggregate(errors).unwrap_or_default();
             let message = format!(
                 "wanted to free {wanted} bytes, but freed {freed} bytes space with errors in image deletion: {errors}"
             );
@@ -61,7 +53,7 @@ pub fn events(report: &ReportImageCollectionRequest, errors: &[String]) -> Vec<N
         Failure::AgeErrors => {
             #[allow(clippy::cast_possible_truncation, reason = "the cast saturates")]
             let age = GoDuration::from_millis((report.maximum_age_seconds * 1000.0) as i64);
-            let errors = aggregate(errors);
+            let errors = go_aggregate(errors).unwrap_or_default();
             (None, format!("wanted to free images older than {age}, encountered errors in image deletion: {errors}"))
         }
         Failure::Unknown | Failure::Unspecified => {
@@ -104,6 +96,7 @@ mod tests {
         assert!(of(Failure::SpaceErrors, false, &["x"]).is_empty());
         let text = "wanted to free 500 bytes, but freed 100 bytes space with errors in image deletion: [x, y]";
         assert_eq!(of(Failure::SpaceErrors, true, &["x", "y"]), [("ImageGCFailed", text.to_owned())]);
+        assert_eq!(of(Failure::SpaceErrors, true, &["x", "y", "x"]), [("ImageGCFailed", text.to_owned())]);
         let text = "wanted to free images older than 1m30s, encountered errors in image deletion: x";
         assert_eq!(of(Failure::AgeErrors, true, &["x"]), [("ImageGCFailed", text.to_owned())]);
         assert_eq!(of(Failure::Unknown, true, &[])[0].0, "ImageGCFailed");

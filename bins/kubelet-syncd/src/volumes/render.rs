@@ -2,11 +2,12 @@
 //! downwardapi,projected}`). Pure: the same objects give the same bytes, so that what has not changed need not be sent.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use bulkhead_ipc::volnetd::{VolumeContent, VolumeFile};
 use bulkhead_ipc::{MAX_CONTENT_BYTES, MAX_CONTENT_FILES};
+use bulkhead_types::go_aggregate;
 use k8s_openapi::api::core::v1::{ConfigMap, DownwardAPIVolumeFile, Secret};
 use kubelet_model::v1::Pod;
 use prost::Message as _;
@@ -50,7 +51,7 @@ pub enum RenderError {
     #[error("with {0:?} the volume's sources name the same files too often")]
     ReplacedTooOften(String),
     /// More than one.
-    #[error("{}", Several(.0))]
+    #[error("{}", go_aggregate(.0.iter().map(ToString::to_string)).unwrap_or_default())]
     Many(Vec<RenderError>),
 }
 
@@ -71,21 +72,6 @@ impl RenderError {
         }
         errors.push(last);
         Some(RenderError::Many(errors))
-    }
-}
-
-/// `[a, b]`, each text once; one alone stands for itself.
-struct Several<'a>(&'a [RenderError]);
-
-impl fmt::Display for Several<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut seen = HashSet::new();
-        let all = self.0.iter().map(ToString::to_string);
-        let texts: Vec<String> = all.filter(|text| seen.insert(text.clone())).collect();
-        match texts.as_slice() {
-            [one] => f.write_str(one),
-            many => write!(f, "[{}]", many.join(", ")),
-        }
     }
 }
 

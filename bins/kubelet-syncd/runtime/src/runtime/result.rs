@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::SystemTime;
 
-use bulkhead_types::SandboxId;
+use bulkhead_types::{SandboxId, go_aggregate};
 
 /// Why a container that ends again and again is not started yet.
 pub const CRASH_LOOP_BACK_OFF: &str = "CrashLoopBackOff";
@@ -112,12 +112,7 @@ impl SyncResult {
                 error.message
             ))
         });
-        let texts: Vec<String> = actions.chain(self.error.as_ref().map(|e| e.message.clone())).collect();
-        match texts.as_slice() {
-            [] => None,
-            [one] => Some(one.clone()),
-            many => Some(format!("[{}]", many.join(", "))),
-        }
+        go_aggregate(actions.chain(self.error.as_ref().map(|e| e.message.clone())))
     }
 
     /// When the first of the back-offs ends, whatever else has failed (upstream MinBackoffExpiration).

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use bulkhead_types::PodUid;
+use bulkhead_types::{PodUid, go_aggregate};
 use tokio::time::Instant;
 
 use self::collected::Collected;
@@ -184,13 +184,9 @@ impl Housekeeping {
     }
 }
 
-/// As upstream's list of errors is written.
+/// One event for all that failed.
 fn collection_failed(errors: &[String]) -> Option<NodeEvent> {
-    let message = match errors {
-        [] => return None,
-        [one] => one.clone(),
-        many => format!("[{}]", many.join(", ")),
-    };
+    let message = go_aggregate(errors)?;
     Some(NodeEvent { kind: EventType::Warning, reason: "ContainerGCFailed", message })
 }
 
@@ -568,6 +564,6 @@ mod tests {
         };
         assert_eq!(of(&[]), None);
         assert_eq!(of(&["no answer"]).unwrap(), "no answer");
-        assert_eq!(of(&["no answer", "no folder"]).unwrap(), "[no answer, no folder]");
+        assert_eq!(of(&["no answer", "no folder", "no answer"]).unwrap(), "[no answer, no folder]");
     }
 }

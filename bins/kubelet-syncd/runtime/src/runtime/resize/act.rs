@@ -2,7 +2,7 @@
 //! takes up from what was noted.
 
 use bulkhead_cri::{Code, CriError, v1};
-use bulkhead_types::{ContainerId, SandboxId};
+use bulkhead_types::{ContainerId, SandboxId, go_aggregate};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
@@ -222,11 +222,7 @@ impl<P: Ports> Act<'_, P> {
                 Some(_) => {}
             }
         }
-        match errors.as_slice() {
-            [] => Ok(()),
-            [one] => Err(ResizeError::BelowUsage(one.clone())),
-            many => Err(ResizeError::BelowUsage(format!("[{}]", many.join(", ")))),
-        }
+        go_aggregate(errors).map_or(Ok(()), |errors| Err(ResizeError::BelowUsage(errors)))
     }
 
     /// The request of memory stands in no cgroup, but with memory QoS as what is kept for the pod (upstream leaves that as it
