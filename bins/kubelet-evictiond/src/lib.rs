@@ -3,9 +3,9 @@
 //!
 //! # Serves / calls
 //! `kubelet.evictiond.v1.Stats`, `.Pressure` and `.Images` on its socket. Calls kubelet-syncd for the pods, the runtime's images, their
-//! folder and what the runtime knows of disks and containers, to evict a pod, to remove an image, for what is done with logs, and to tell when the
-//! machine was out of memory; kubelet-volnetd's broker for its state folder, for what wakes a reading, and for rotated logs that it
-//! compresses; and has file systems entered by kubelet-walker.
+//! folder and what the runtime knows of disks and containers, to evict a pod, to remove an image, for what is done with logs, and to
+//! tell when the machine was out of memory; kubelet-volnetd's broker for its state folder, for what wakes a reading, and for rotated
+//! logs that it compresses; and has file systems entered by kubelet-walker.
 //!
 //! # Privileges
 //! Its own user and no capability. The kernel's log is a descriptor that it is passed, for reading.
@@ -17,13 +17,16 @@
 //!
 //! # State
 //! On disk since when thresholds are met ([`eviction::judge::Ledger`]) and images are unused ([`image_gc::ledger::Ledger`]), and what
-//! of the kernel's log was dealt with ([`oom::ledger::Ledger`]). In memory the last sample, for rates, disk usage for a minute, and the
-//! runtime's word for half a minute.
+//! of the kernel's log was dealt with ([`oom::ledger::Ledger`]). In memory the last sample, for rates; what volumes use, measured again
+//! after `volumeStatsAggPeriod` (a minute where nothing is configured), and other disk figures, after 5 s (`disk_reader`); and the
+//! runtime's last answer of disks and containers, which is asked for again after 20 s, or after 5 s while it lacks a container that
+//! runs, or one without a cgroup runs ([`service`]).
 //!
 //! # When it fails
 //! Without kubelet-syncd the node's own statistics go on and `pods_known` is false until it has told all pods once;
-//! after that the last list is used, and while a new one starts its pods that still run count. A file system that hangs takes away the figures of that pod alone, and keeps one of
-//! kubelet-walker's workers. Without kubelet-walker nothing is known of disks, and the rest goes on.
+//! after that the last list is used, and while a new one starts its pods that still run count. A file system that hangs takes away the
+//! figures of that pod alone, and keeps one of kubelet-walker's workers. Without kubelet-walker nothing is known of disks, and the rest
+//! goes on.
 //! Statistics of pods are measured when somebody asks, or when one of them is to be evicted; with gate CSIVolumeHealth what drivers tell
 //! of their volumes is asked for in each volumeStatsAggPeriod.
 //!
@@ -42,6 +45,7 @@
 //! | `stats` | readings as the messages of the API |
 //! | [`rates`] | CPU rates from two readings |
 //! | [`oom`] | which processes the kernel has killed for want of memory, by its log |
+//! | `ask_syncd` | how kubelet-syncd is asked: each question and each list has an end |
 //! | `pods` | which pods there are, as kubelet-syncd has them |
 //! | `known_pods` | which of the pods before still count while it starts |
 //! | `runtime_pods` | figures of pods that are the runtime's to tell, in the place of our own |
@@ -57,6 +61,7 @@
 //! | `traced` | which sample is a span of a pod's trace |
 //! | `incomplete` | of which volumes the log is told that they were not measured as a whole |
 //! | `metrics` | this process's own metric families |
+//! | `disk_reader` | has disks measured, and keeps their figures |
 //! | [`service`] | the answers: one sample for all who take one of its age |
 //! | [`signals`] | what is left of each resource, and when to look again |
 //! | [`image_gc`] | which images go, and when |
@@ -88,6 +93,7 @@ pub mod cgroup;
 mod detail;
 pub mod disk;
 mod disk_figures;
+mod disk_reader;
 pub mod eviction;
 mod groupless;
 pub mod image_gc;

@@ -32,8 +32,8 @@ impl<T: Send + 'static> Question<T> {
     }
 
     /// The answer, where it comes within `patience` of the question, which may have been asked before: then it is waited for the rest
-    /// of that, and for [`OVERDUE_PATIENCE`] where that is longer. `begin` makes the question where none is being asked, or says that none is due.
-    /// Dropped, or out of patience, it goes on, and its answer is that of a later call.
+    /// of that, and for [`OVERDUE_PATIENCE`] where that is longer. `begin` makes the question where none is being asked, or says that
+    /// none is due. A question whose caller is out of patience, or drops this call, goes on, and its answer is that of a later call.
     pub async fn answer<F>(&mut self, begin: impl FnOnce() -> Option<F>, patience: Duration) -> Option<T>
     where
         F: Future<Output = T> + Send + 'static,

@@ -1,24 +1,21 @@
 //! `kubelet.evictiond.v1.Stats`: one sample answers everyone who takes one of its age.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bulkhead_ipc::evictiond::stats_server::Stats;
 use bulkhead_ipc::evictiond::{
-    CgroupPage, CgroupsPart, CgroupsRequest, MountedFileSystem, SummaryPart, SummaryRequest, cgroups_part, summary_part,
+    CgroupPage, CgroupsPart, CgroupsRequest, SummaryPart, SummaryRequest, cgroups_part, summary_part,
 };
 use bulkhead_ipc::syncd::RuntimePod;
-use bulkhead_types::InstancePaths;
 use tokio::sync::Mutex;
 use tonic::{Request, Response, Status};
 
-use crate::disk::{self, Cache};
-use crate::disk_figures::{Disks, PodDisk, PodLogs, PodVolumes};
+use crate::disk_figures::Disks;
+use crate::disk_reader::{DISK_PATIENCE, DiskReader};
 use crate::groupless;
-use crate::incomplete::Incomplete;
 use crate::known_pods;
-use crate::machine::{self, Mounted};
 use crate::metrics::Metrics;
 use crate::persistent::PersistentVolumes;
 use crate::pods::{NodeWord, Pod, PodContainer, PodSource};
@@ -27,73 +24,107 @@ use crate::rates::Rates;
 use crate::runtime::{RuntimeDisks, RuntimeSource};
 use crate::runtime_pods::{self, PodFigures};
 use crate::sample::{Sample, SampleScope, Sampler};
-use crate::stats::Moment;
 use crate::traced::Traced;
-use crate::walker::{Logs, Walker};
+use crate::walker::Walker;
 
-/// Age of a sample that is good enough when the caller names none.
+/// How old a sample may be where the caller does not say.
 pub const DEFAULT_AGE: Duration = Duration::from_secs(10);
-/// A CPU rate needs two readings of a counter: when there is no earlier one, a second follows after this.
+/// Time between the two readings of the CPU counters that a rate is of, where no earlier sample has the first.
 const RATE_GAP: Duration = Duration::from_millis(250);
-/// How long a request waits for disk usage; later figures come with a later request.
-const DISK_PATIENCE: Duration = Duration::from_secs(2);
-/// How long it waits for the runtime where an earlier word of it stands.
+/// How long a sample waits for a newer answer of the runtime where it can do with the last one.
 const NEWER_PATIENCE: Duration = question::OVERDUE_PATIENCE;
-/// How long who evicts waits for the runtime's newest word, and who asks for figures of pods or containers that are its to tell.
+/// How long a sample waits for an answer of the runtime that it needs: for evictions what the runtime says of disks, for statistics
+/// figures that the runtime alone has (of containers without a cgroup, and of pods with gate PodAndContainerStatsFromCRI).
 const RUNTIME_PATIENCE: Duration = Duration::from_secs(4);
-/// statfs is cheap and decides on pressure: its figures are as fresh as a sample.
-const FILE_SYSTEM_KEEP: Duration = Duration::from_secs(5);
-/// The runtime measures each container for an answer, which is not cheap, and renews its own disk figures every ten
-/// seconds at best.
+/// After this the runtime is asked of disks again. It measures each container for an answer, which is not cheap, and renews its own
+/// figures of disks every ten seconds at best.
 const RUNTIME_KEEP: Duration = Duration::from_secs(20);
-/// How soon it is asked again when it does not answer, or of a container that it has not told of.
+/// The same where it did not answer, or its answer lacks a container that runs.
 const RUNTIME_RETRY: Duration = Duration::from_secs(5);
-/// How old its word may be while containers without a cgroup run, of which nobody else tells: each usual scrape has a new one.
+/// The same while containers without a cgroup run: their figures are in no other place, so each usual scrape shows new ones.
 const GROUPLESS_KEEP: Duration = Duration::from_secs(5);
-/// Groups in one message. Most have 1 KB, one with as many devices as are told 12, so that a page fits into a message.
+/// Control groups in one message of `Cgroups`. Most have 1 KB, one with as many devices as are told 12 KB: a message stays below
+/// `bulkhead_ipc::MAX_MESSAGE_BYTES`.
 const PAGE: usize = 16;
 
+/// What one sample takes over from those before it.
 #[derive(Debug, Default)]
 struct State {
+    /// The newest sample of [`Purpose::Statistics`], and when it was ready.
     last: Option<(Instant, Arc<Sample>)>,
-    /// The newest list that kubelet-syncd gave, with what it did not know of yet.
+    /// The pods of the newest sample: those that kubelet-syncd listed, and those that run and that it does not know of yet. `None`:
+    /// it has listed none so far.
     pods: Option<Arc<Vec<Pod>>>,
-    /// It has listed all pods once.
+    /// kubelet-syncd has once listed the pods of all sources.
     pods_known: bool,
+    /// The folder in which the runtime keeps images, as kubelet-syncd told it last.
     image_fs: Option<String>,
-    /// As the sampler has it.
+    /// The image of sandboxes that the sampler was told.
     sandbox_image: Option<String>,
-    /// What the runtime said last of disks and containers, and the question.
-    runtime: Option<Arc<RuntimeDisks>>,
-    of_disks: Question<Option<RuntimeDisks>>,
-    /// Ids of the containers that have no cgroup and that it tells of, by the newest sample; and their CPU rates.
+    /// The runtime's last answer of disks and containers.
+    runtime_disks: Option<Arc<RuntimeDisks>>,
+    disks_question: Question<Option<RuntimeDisks>>,
+    /// Ids of the containers without a cgroup that the runtime told of for the newest sample.
     groupless: HashSet<String>,
-    rates: Rates,
-    /// What it told last of pods, where it is asked, and the question.
-    told_of_pods: Option<Arc<Vec<RuntimePod>>>,
-    of_pods: Question<PodFigures>,
+    /// Their CPU rates.
+    groupless_rates: Rates,
+    /// The runtime's last figures of pods, where it has been asked for them.
+    runtime_pods: Option<Arc<Vec<RuntimePod>>>,
+    pods_question: Question<PodFigures>,
     traced: Traced,
 }
 
+/// What was measured and asked for one sample, each by itself.
+struct Parts {
+    /// By the kernel's files.
+    sample: Sample,
+    disks: Disks,
+    pod_figures: PodFigures,
+}
+
 impl State {
-    /// Gives the containers without a cgroup what the runtime told last of them. `all_stay`: its figures of pods say which there are.
-    fn fill_groupless(&mut self, sample: &mut Sample, all_stay: bool) {
-        let told = self.runtime.as_deref();
-        self.groupless = groupless::fill(&mut sample.pods, &sample.groupless, told, &mut self.rates, all_stay);
+    fn listed(&self) -> &[Pod] {
+        self.pods.as_deref().map_or(&[], Vec::as_slice)
     }
 
-    /// Has the runtime's figures of pods take the place of our own, where it is asked for them.
+    /// Whether the runtime is to be asked of disks again.
+    fn disks_are_due(&self) -> bool {
+        let knows_all = self.runtime_disks.as_ref().is_some_and(|told| {
+            let mut running = self.listed().iter().flat_map(|pod| &pod.containers);
+            running.all(|container| told.layers.contains_key(&container.id))
+        });
+        let keep = if knows_all { RUNTIME_KEEP } else { RUNTIME_RETRY };
+        self.disks_question.age().is_none_or(|age| age >= keep)
+    }
+
+    /// The whole sample.
+    fn merge(&mut self, parts: Parts) -> Sample {
+        let Parts { mut sample, mut disks, pod_figures } = parts;
+        sample.node.pods_known &= self.pods_known;
+        sample.machine.pods_known &= self.pods_known;
+        // Where the runtime tells figures of pods, they say which containers there are.
+        let all_stay = pod_figures != PodFigures::OurOwn;
+        let told = self.runtime_disks.as_deref();
+        self.groupless =
+            groupless::fill(&mut sample.pods, &sample.groupless, told, &mut self.groupless_rates, all_stay);
+        // It may have been asked again for containers without a cgroup.
+        disks.runtime.clone_from(&self.runtime_disks);
+        disks.fill(&mut sample, self.listed());
+        self.put_figures(&mut sample, pod_figures);
+        sample
+    }
+
+    /// Puts the runtime's figures of pods in the place of our own, where it is asked for them.
     fn put_figures(&mut self, sample: &mut Sample, figures: PodFigures) {
         match figures {
             PodFigures::OurOwn => return,
-            PodFigures::Told(told) => self.told_of_pods = Some(told),
-            // Who does not answer now has been right before, at the time that stands beside it.
+            PodFigures::Told(told) => self.runtime_pods = Some(told),
+            // The last figures stay right for the time that stands beside each of them.
             PodFigures::Unknown => {}
         }
-        match &self.told_of_pods {
+        match &self.runtime_pods {
             Some(told) => {
-                let listed = self.pods.as_deref().map_or(&[][..], Vec::as_slice);
-                sample.pods = runtime_pods::replace(std::mem::take(&mut sample.pods), listed, told);
+                sample.pods = runtime_pods::replace(std::mem::take(&mut sample.pods), self.listed(), told);
             }
             None => {
                 sample.pods.clear();
@@ -113,8 +144,8 @@ enum Purpose {
 }
 
 impl Purpose {
-    /// How long a sample waits for what the runtime says of disks, once that is due. `is_known`: it has said it before.
-    fn patience(self, is_known: bool) -> Duration {
+    /// How long a sample waits for what the runtime says of disks, once that is due. `is_known`: there is an earlier answer.
+    fn disks_patience(self, is_known: bool) -> Duration {
         match (self, is_known) {
             (Purpose::Eviction, _) => RUNTIME_PATIENCE,
             (Purpose::Statistics, true) => NEWER_PATIENCE,
@@ -122,7 +153,8 @@ impl Purpose {
         }
     }
 
-    /// The same for what it says of containers without a cgroup. Their pods mostly have one, by which they are evicted.
+    /// How long a sample waits for what the runtime says of containers without a cgroup. Their pods mostly have one, and pods are
+    /// evicted by what their cgroup says.
     fn groupless_patience(self) -> Duration {
         match self {
             Purpose::Eviction => NEWER_PATIENCE,
@@ -139,17 +171,8 @@ pub struct StatsService<P, R> {
     sampler: Arc<parking_lot::Mutex<Sampler>>,
     pods: P,
     runtime: Arc<R>,
-    paths: InstancePaths,
-    /// `None`: statistics of volumes are off (`volumeStatsAggPeriod` of zero or less).
-    volumes: Option<Cache<String, PodVolumes>>,
-    logs: Cache<String, PodLogs>,
-    file_systems: Cache<String, disk::FileSystem>,
-    mounted: Cache<Mounted, disk::FileSystem>,
-    /// `None`: nobody asks for them.
-    persistent: Option<PersistentVolumes>,
-    walker: Walker,
+    disks: DiskReader,
     metrics: Metrics,
-    incomplete: Arc<Incomplete>,
 }
 
 impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
@@ -162,32 +185,24 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         metrics: Metrics,
         volume_period: Option<Duration>,
     ) -> Self {
-        let paths = sampler.paths().instance.clone();
         StatsService {
             state: Mutex::default(),
+            disks: DiskReader::new(sampler.paths().instance.clone(), walker, metrics.clone(), volume_period),
             sampler: Arc::new(parking_lot::Mutex::new(sampler)),
             pods,
             runtime: Arc::new(runtime),
-            paths,
-            volumes: volume_period.map(Cache::keeping),
-            logs: Cache::keeping(FILE_SYSTEM_KEEP),
-            file_systems: Cache::keeping(FILE_SYSTEM_KEEP),
-            mounted: Cache::keeping(FILE_SYSTEM_KEEP),
-            persistent: None,
-            walker,
             metrics,
-            incomplete: Arc::default(),
         }
     }
 
     /// Shows volumes of these, too.
     pub fn with_persistent(mut self, persistent: PersistentVolumes) -> Self {
-        self.persistent = Some(persistent);
+        self.disks = self.disks.with_persistent(persistent);
         self
     }
 
-    /// A new sample for whoever needs no rates, and so need not wait for a second reading. Nobody else is given it. Who asks evicts by
-    /// it: it is of the pods that there are now.
+    /// A new sample to evict pods by: of the pods that there are now, and without rates, so that it waits for no second reading of the
+    /// counters. Nobody else is given it.
     ///
     /// # Errors
     /// `Unavailable`: kubelet-syncd does not say which pods there are. The blocking pool is gone: the process stops.
@@ -219,50 +234,14 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
 
     async fn new_sample(&self, state: &mut State, wanted: SampleScope, purpose: Purpose) -> Result<Sample, Status> {
         self.list_pods(state, purpose).await?;
-        let pods = state.pods.clone();
-        let listed = pods.as_deref().map_or(&[][..], Vec::as_slice);
-        let spans = state.traced.begin(listed);
-        let is_due = runtime_is_asked(state, wanted);
-        let State { runtime: said, of_disks, of_pods, .. } = state;
-        let patience = purpose.patience(said.is_some());
-        let runtime = async {
-            let begin = || {
-                let runtime = self.runtime.clone();
-                is_due.then_some(async move { runtime.disks().await })
-            };
-            // Without an answer the last one stands.
-            let answer = if wanted.disks { of_disks.answer(begin, patience).await } else { None };
-            answer.flatten().map(Arc::new).or_else(|| said.clone())
-        };
-        let figures = async {
-            let runtime = self.runtime.clone();
-            let begin = || Some(async move { runtime.pod_figures().await });
-            match purpose {
-                Purpose::Eviction => PodFigures::OurOwn,
-                Purpose::Statistics => of_pods.answer(begin, RUNTIME_PATIENCE).await.unwrap_or(PodFigures::Unknown),
-            }
-        };
-        // The kernel's files are read while the runtime measures each container, which takes it longer the more there are.
-        let (sample, mut disks, figures) = tokio::join!(
-            self.measure(pods.clone(), wanted, purpose),
-            self.disks(listed, state.image_fs.clone(), runtime, wanted),
-            figures
-        );
-        let mut sample = sample?;
-        sample.node.pods_known &= state.pods_known;
-        sample.machine.pods_known &= state.pods_known;
-        if wanted.disks {
-            state.runtime = disks.runtime.take();
-        }
-        let are_our_own = figures == PodFigures::OurOwn;
-        if are_our_own && !sample.groupless.is_empty() && !wanted.is_for_cgroups_alone() {
+        let spans = state.traced.begin(state.pods.as_deref().map_or(&[], Vec::as_slice));
+        let parts = self.measure(state, wanted, purpose).await?;
+        let has_groupless = !parts.sample.groupless.is_empty() && parts.pod_figures == PodFigures::OurOwn;
+        if has_groupless && !wanted.is_for_cgroups_alone() {
             self.ask_of_groupless(state, purpose).await;
         }
-        state.fill_groupless(&mut sample, !are_our_own);
-        disks.runtime.clone_from(&state.runtime);
-        disks.fill(&mut sample, listed);
+        let sample = state.merge(parts);
         drop(spans);
-        state.put_figures(&mut sample, figures);
         self.metrics.pods.set(i64::try_from(sample.pods.len()).unwrap_or(i64::MAX));
         if wanted.disks {
             self.metrics.set_log_usage(&sample.pods);
@@ -270,15 +249,61 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         Ok(sample)
     }
 
-    /// Renews what the runtime says of containers, where that is old. Without an answer the last one stands.
-    async fn ask_of_groupless(&self, state: &mut State, purpose: Purpose) {
-        if state.of_disks.age().is_some_and(|age| age < GROUPLESS_KEEP) {
-            return;
+    /// Measures and asks for all that is wanted. The kernel's files are read while the runtime measures each container, which takes it
+    /// longer the more there are.
+    async fn measure(&self, state: &mut State, wanted: SampleScope, purpose: Purpose) -> Result<Parts, Status> {
+        let pods = state.pods.clone();
+        let listed = pods.as_deref().map_or(&[][..], Vec::as_slice);
+        let is_due = state.disks_are_due();
+        let State { runtime_disks, disks_question, pods_question, image_fs, .. } = state;
+        let runtime = async {
+            let patience = purpose.disks_patience(runtime_disks.is_some());
+            self.ask_of_disks(runtime_disks, disks_question, is_due, patience).await;
+            runtime_disks.clone()
+        };
+        let (sample, disks, pod_figures) = tokio::join!(
+            self.read_kernel(pods.clone(), wanted, purpose),
+            self.disks.read(listed, image_fs.clone(), runtime, wanted),
+            self.ask_of_pods(pods_question, purpose),
+        );
+        Ok(Parts { sample: sample?, disks, pod_figures })
+    }
+
+    /// Renews what the runtime says of disks and containers. Without an answer the last one stands.
+    async fn ask_of_disks(
+        &self,
+        last: &mut Option<Arc<RuntimeDisks>>,
+        question: &mut Question<Option<RuntimeDisks>>,
+        is_due: bool,
+        patience: Duration,
+    ) {
+        let begin = || {
+            let runtime = self.runtime.clone();
+            is_due.then_some(async move { runtime.disks().await })
+        };
+        // It is put down at once: the caller may go away before the rest has been measured.
+        if let Some(newer) = question.answer(begin, patience).await.flatten() {
+            *last = Some(Arc::new(newer));
         }
-        let runtime = self.runtime.clone();
-        let begin = || Some(async move { runtime.disks().await });
-        if let Some(newer) = state.of_disks.answer(begin, purpose.groupless_patience()).await.flatten() {
-            state.runtime = Some(Arc::new(newer));
+    }
+
+    /// The same where containers without a cgroup run, of which nobody else tells.
+    async fn ask_of_groupless(&self, state: &mut State, purpose: Purpose) {
+        let State { runtime_disks, disks_question, .. } = state;
+        if disks_question.age().is_none_or(|age| age >= GROUPLESS_KEEP) {
+            self.ask_of_disks(runtime_disks, disks_question, true, purpose.groupless_patience()).await;
+        }
+    }
+
+    /// What the runtime says of pods, where it is asked for that. Pods are evicted by our own figures.
+    async fn ask_of_pods(&self, question: &mut Question<PodFigures>, purpose: Purpose) -> PodFigures {
+        let begin = || {
+            let runtime = self.runtime.clone();
+            Some(async move { runtime.pod_figures().await })
+        };
+        match purpose {
+            Purpose::Eviction => PodFigures::OurOwn,
+            Purpose::Statistics => question.answer(begin, RUNTIME_PATIENCE).await.unwrap_or(PodFigures::Unknown),
         }
     }
 
@@ -333,15 +358,15 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
     }
 
     /// Reads the kernel's files, and counters once more where somebody needs rates that are not known yet.
-    async fn measure(
+    async fn read_kernel(
         &self,
         pods: Option<Arc<Vec<Pod>>>,
         wanted: SampleScope,
         purpose: Purpose,
     ) -> Result<Sample, Status> {
         let timer = self.metrics.sample_seconds.start_timer();
-        let pods = move |sampler: &mut Sampler| sampler.sample(pods.as_deref().map(Vec::as_slice), wanted);
-        let mut sample = self.with_sampler(pods).await?;
+        let read = move |sampler: &mut Sampler| sampler.sample(pods.as_deref().map(Vec::as_slice), wanted);
+        let mut sample = self.with_sampler(read).await?;
         timer.observe_duration();
         if sample.unrated.is_empty() || purpose == Purpose::Eviction {
             return Ok(sample);
@@ -354,7 +379,7 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
         self.with_sampler(rated).await
     }
 
-    /// Reads the kernel's files, on the blocking pool.
+    /// Works with the sampler, which reads files, on the blocking pool.
     async fn with_sampler<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Sampler) -> T + Send + 'static,
@@ -364,144 +389,17 @@ impl<P: PodSource, R: RuntimeSource> StatsService<P, R> {
             .await
             .map_err(|error| Status::internal(format!("measuring was broken off: {error}")))
     }
-
-    /// Renews disk figures that are old, without waiting for what hangs. `runtime`: what the runtime says of disks.
-    async fn disks(
-        &self,
-        pods: &[Pod],
-        image_folder: Option<String>,
-        runtime: impl Future<Output = Option<Arc<RuntimeDisks>>>,
-        wanted: SampleScope,
-    ) -> Disks {
-        let mut disks = Disks { image_folder, ..Disks::default() };
-        if wanted.cgroups {
-            disks.mounted = self.mounted().await;
-        }
-        if !wanted.disks {
-            return disks;
-        }
-        let root = self.paths.root_dir.to_string_lossy().into_owned();
-        let known: BTreeSet<String> = disks.image_folder.iter().cloned().chain([root.clone()]).collect();
-        let file_systems = async {
-            let runtime = runtime.await;
-            let folders = known.into_iter().chain(runtime.iter().flat_map(|runtime| runtime.folders())).collect();
-            self.refresh_file_systems(&folders).await;
-            (runtime, folders)
-        };
-        let walks = pods
-            .iter()
-            .map(|pod| {
-                let (walker, pod, metrics) = (self.walker.clone(), pod.clone(), self.metrics.clone());
-                let incomplete = self.incomplete.clone();
-                (pod.uid.to_string(), async move { pod_volumes(&walker, &pod, &metrics, &incomplete).await })
-            })
-            .collect();
-        let walk = async {
-            if let Some(volumes) = &self.volumes {
-                volumes.refresh(walks, DISK_PATIENCE).await;
-            }
-        };
-        let lists = pods
-            .iter()
-            .map(|pod| {
-                let (walker, pod) = (self.walker.clone(), pod.clone());
-                (pod.uid.to_string(), async move { pod_logs(&walker, &pod).await })
-            })
-            .collect();
-        let logs = self.logs.refresh(lists, DISK_PATIENCE);
-        let persistent = async {
-            if let Some(persistent) = &self.persistent {
-                persistent.pods_are(pods);
-                persistent.refresh(DISK_PATIENCE).await;
-            }
-        };
-        let ((runtime, folders), ..) = tokio::join!(file_systems, logs, walk, persistent);
-        let known = |pod: &Pod| {
-            let uid = pod.uid.to_string();
-            let volumes = self.volumes.as_ref().and_then(|volumes| volumes.get(&uid));
-            let persistent = self.persistent.as_ref().map(|all| all.of(&uid)).unwrap_or_default();
-            let disk = PodDisk { volumes: volumes.unwrap_or_default(), persistent, logs: self.logs.get(&uid) };
-            (uid, disk)
-        };
-        disks.node = self.file_systems.get(&root);
-        disks.folders =
-            folders.into_iter().filter_map(|folder| Some((folder.clone(), self.file_systems.get(&folder)?))).collect();
-        disks.pods = pods.iter().map(known).collect::<HashMap<_, _>>();
-        disks.runtime = runtime;
-        disks
-    }
-
-    async fn refresh_file_systems(&self, folders: &BTreeSet<String>) {
-        let statfs = folders.iter().cloned().map(|folder| {
-            let walker = self.walker.clone();
-            (folder.clone(), async move { walker.file_system(folder).await })
-        });
-        self.file_systems.refresh(statfs.collect(), DISK_PATIENCE).await;
-    }
-
-    /// The machine's file systems with their figures.
-    async fn mounted(&self) -> Vec<MountedFileSystem> {
-        let root = self.paths.root_dir.clone();
-        let list = tokio::task::spawn_blocking(move || {
-            let root = std::fs::canonicalize(&root).unwrap_or(root);
-            let mountinfo = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
-            let devices = machine::devices(&std::fs::read("/proc/diskstats").unwrap_or_default());
-            (machine::file_systems(&mountinfo, &root, &devices), devices)
-        });
-        let Ok((list, devices)) = list.await else { return Vec::new() };
-        let statfs = list
-            .iter()
-            .map(|mounted| {
-                let (walker, point) = (self.walker.clone(), mounted.point.to_string_lossy().into_owned());
-                (mounted.clone(), async move { walker.disk(point).await })
-            })
-            .collect();
-        self.mounted.refresh(statfs, DISK_PATIENCE).await;
-        let figures =
-            list.iter().filter_map(|mounted| Some(machine::measured(mounted, self.mounted.get(mounted)?, &devices)));
-        figures.collect()
-    }
-}
-
-/// Whether it is time to ask the runtime what it knows of disks.
-fn runtime_is_asked(state: &State, wanted: SampleScope) -> bool {
-    let knows_all = state.runtime.as_ref().is_some_and(|runtime| {
-        let mut running = state.pods.iter().flat_map(|pods| pods.iter()).flat_map(|pod| &pod.containers);
-        running.all(|container| runtime.layers.contains_key(&container.id))
-    });
-    let keep = if knows_all { RUNTIME_KEEP } else { RUNTIME_RETRY };
-    wanted.disks && state.of_disks.age().is_none_or(|age| age >= keep)
-}
-
-async fn pod_volumes(walker: &Walker, pod: &Pod, metrics: &Metrics, incomplete: &Incomplete) -> Option<PodVolumes> {
-    let measured = walker.volumes(pod).await?;
-    let mut volumes = PodVolumes { time: Moment::now().text, ..PodVolumes::default() };
-    for (name, volume, seconds) in measured {
-        metrics.volume_seconds.with_label_values(&["du"]).observe(seconds);
-        if volume.folder.incomplete && incomplete.is_news(&format!("{}/{name}", pod.uid)) {
-            let pod = format!("{}/{}", pod.namespace, pod.name);
-            tracing::warn!(pod, volume = name, "the usage of the volume is incomplete: it holds more than is reported");
-        }
-        let known = pod.volumes.iter().find(|known| known.name.as_str() == name);
-        volumes.all.push((name, volume, known.is_some_and(|known| known.kind.is_ephemeral())));
-    }
-    Some(volumes)
-}
-
-async fn pod_logs(walker: &Walker, pod: &Pod) -> Option<PodLogs> {
-    let Logs { fs, containers, other } = walker.logs(pod).await?;
-    Some(PodLogs { containers, other, fs, time: Moment::now().text })
 }
 
 fn age(milliseconds: u32) -> Duration {
     if milliseconds == 0 { DEFAULT_AGE } else { Duration::from_millis(milliseconds.into()) }
 }
 
-type Parts<T> = tokio_stream::Iter<std::vec::IntoIter<Result<T, Status>>>;
+type PartStream<T> = tokio_stream::Iter<std::vec::IntoIter<Result<T, Status>>>;
 
 #[tonic::async_trait]
 impl<P: PodSource, R: RuntimeSource> Stats for StatsService<P, R> {
-    type SummaryStream = Parts<SummaryPart>;
+    type SummaryStream = PartStream<SummaryPart>;
 
     async fn summary(&self, request: Request<SummaryRequest>) -> Result<Response<Self::SummaryStream>, Status> {
         let request = request.into_inner();
@@ -513,7 +411,7 @@ impl<P: PodSource, R: RuntimeSource> Stats for StatsService<P, R> {
         Ok(Response::new(tokio_stream::iter(parts)))
     }
 
-    type CgroupsStream = Parts<CgroupsPart>;
+    type CgroupsStream = PartStream<CgroupsPart>;
 
     async fn cgroups(&self, request: Request<CgroupsRequest>) -> Result<Response<Self::CgroupsStream>, Status> {
         let wanted = SampleScope { disks: false, cgroups: true };
@@ -527,368 +425,5 @@ impl<P: PodSource, R: RuntimeSource> Stats for StatsService<P, R> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cgroup::Hierarchy;
-    use crate::pods::{PodVolume, VolumeKind};
-    use crate::runtime::ContainerFigures;
-    use crate::sample::NodePaths;
-    use bulkhead_ipc::syncd::{DiskUsage, RuntimeContainer, RuntimeCpu, RuntimeMemory};
-    use bulkhead_types::{ContainerName, Namespace, PodName, PodUid, VolumeName};
-    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-
-    #[derive(Default)]
-    struct FakePods {
-        figures: parking_lot::Mutex<Option<PodFigures>>,
-        away: AtomicBool,
-        /// kubelet-syncd has started and no source has delivered.
-        starting: AtomicBool,
-        /// The cgroup of its pod; empty: "/".
-        cgroup: parking_lot::Mutex<String>,
-        asked: AtomicUsize,
-        runtime_asked: AtomicUsize,
-        /// The runtime answers when the kernel's files have been read.
-        runtime_waits: parking_lot::Mutex<Option<Metrics>>,
-        /// Nor sooner than this.
-        runtime_hangs: parking_lot::Mutex<Option<tokio::sync::watch::Receiver<bool>>>,
-        /// What it says of containers.
-        told: parking_lot::Mutex<HashMap<String, ContainerFigures>>,
-    }
-
-    impl PodSource for Arc<FakePods> {
-        async fn pods(&self) -> Option<Vec<Pod>> {
-            self.asked.fetch_add(1, Ordering::Relaxed);
-            let pod = Pod {
-                uid: PodUid::parse("u1").unwrap(),
-                namespace: Namespace::parse("default").unwrap(),
-                name: PodName::parse("web").unwrap(),
-                started_at: "2026-01-01T00:00:00Z".into(),
-                cgroup: Some(format!("/{}", self.cgroup.lock())),
-                containers: vec![crate::pods::PodContainer {
-                    name: ContainerName::parse("main").unwrap(),
-                    id: "none".into(),
-                    image: "img".into(),
-                    started_at: String::new(),
-                }],
-                sandbox: Some("s1".into()),
-                host_network: false,
-                volumes: vec![PodVolume { name: VolumeName::parse("scratch").unwrap(), kind: VolumeKind::EmptyDir }],
-                trace_parent: String::new(),
-            };
-            Some(if self.starting.load(Ordering::Relaxed) { Vec::new() } else { vec![pod] })
-        }
-
-        async fn node(&self) -> Option<NodeWord> {
-            let sources_ready = !self.starting.load(Ordering::Relaxed);
-            let word = NodeWord { image_fs: Some("/".into()), sandbox_image: None, sources_ready };
-            (!self.away.load(Ordering::Relaxed)).then_some(word)
-        }
-    }
-
-    impl RuntimeSource for Arc<FakePods> {
-        async fn disks(&self) -> Option<RuntimeDisks> {
-            self.runtime_asked.fetch_add(1, Ordering::Relaxed);
-            let waits = self.runtime_waits.lock().clone();
-            while waits.as_ref().is_some_and(|metrics| metrics.sample_seconds.get_sample_count() == 0) {
-                tokio::task::yield_now().await;
-            }
-            let hangs = self.runtime_hangs.lock().clone();
-            if let Some(mut hangs) = hangs {
-                hangs.wait_for(|hangs| !hangs).await.unwrap();
-            }
-            let usage = |bytes| DiskUsage {
-                time_ms: 1_795_222_061_500,
-                mountpoint: "/".into(),
-                used_bytes: Some(bytes),
-                inodes_used: Some(3),
-            };
-            let figures = self.told.lock().clone();
-            let disks = RuntimeDisks { images: Some(usage(700)), figures, ..RuntimeDisks::default() };
-            (!self.away.load(Ordering::Relaxed)).then_some(disks)
-        }
-
-        async fn pod_figures(&self) -> PodFigures {
-            self.figures.lock().clone().unwrap_or(PodFigures::OurOwn)
-        }
-    }
-
-    const ALL: SampleScope = SampleScope { disks: true, cgroups: false };
-
-    fn service(root: &std::path::Path) -> (StatsService<Arc<FakePods>, Arc<FakePods>>, Arc<FakePods>) {
-        let instance = InstancePaths { root_dir: root.into(), run_dir: root.into(), pod_logs_dir: root.join("logs") };
-        let paths = NodePaths {
-            boot_id: String::new(),
-            node_name: "n".into(),
-            instance,
-            pods_cgroups: vec!["/no-such-kubepods".into()],
-            system_cgroups: Vec::new(),
-        };
-        let fake = Arc::new(FakePods::default());
-        let metrics = Metrics::register(&prometheus::Registry::new()).unwrap();
-        let walker = Walker::here(paths.instance.clone());
-        let sampler = Sampler::new(paths).unwrap();
-        (StatsService::new(sampler, fake.clone(), fake.clone(), walker, metrics, Some(DEFAULT_AGE)), fake)
-    }
-
-    /// Gives the container its cgroup, in the pod's own.
-    fn put_group(
-        service: &mut StatsService<Arc<FakePods>, Arc<FakePods>>,
-        fake: &FakePods,
-        root: &std::path::Path,
-    ) -> std::path::PathBuf {
-        let hierarchy = root.join("cgroup");
-        let container = hierarchy.join("podu1/none");
-        std::fs::create_dir_all(&container).unwrap();
-        let paths = service.sampler.lock().paths().clone();
-        service.sampler = Arc::new(parking_lot::Mutex::new(Sampler::of(paths, Hierarchy::V2 { root: hierarchy })));
-        "podu1".clone_into(&mut fake.cgroup.lock());
-        container
-    }
-
-    #[tokio::test]
-    async fn a_sample_has_rates_disks_and_a_life() {
-        let temp = tempfile::tempdir().unwrap();
-        let volume = temp.path().join("pods/u1/volumes/kubernetes.io~empty-dir/scratch");
-        let logs = temp.path().join("logs/default_web_u1/main");
-        std::fs::create_dir_all(&volume).unwrap();
-        std::fs::create_dir_all(&logs).unwrap();
-        std::fs::write(volume.join("f"), vec![1; 50_000]).unwrap();
-        std::fs::write(logs.join("0.log"), vec![1; 9_000]).unwrap();
-        let (service, fake) = service(temp.path());
-        let sample = service.sample(DEFAULT_AGE, ALL).await.unwrap();
-        assert!(sample.node.pods_known && sample.unrated.is_empty());
-        let (cpu, memory) = (sample.node.cpu.as_ref().unwrap(), sample.node.memory.as_ref().unwrap());
-        assert!(cpu.usage_nano_cores.is_some(), "two readings were taken");
-        assert!(cpu.time > memory.time, "the second of the counters alone");
-        assert!(sample.node.node_fs.as_ref().unwrap().capacity_bytes.unwrap() > 0);
-        let pod = &sample.pods[0];
-        assert!(pod.cpu.as_ref().unwrap().usage_nano_cores.is_some());
-        let scratch = pod.volumes[0].fs.as_ref().unwrap();
-        assert!(scratch.used_bytes.unwrap() >= 50_000 && scratch.inodes_used == Some(2), "{scratch:?}");
-        let ephemeral = pod.ephemeral_storage.as_ref().unwrap();
-        assert!(ephemeral.used_bytes.unwrap() >= 50_000, "logs of a container count with it, and it does not run");
-        let images = sample.node.image_fs.as_ref().unwrap();
-        assert_eq!((images.used_bytes, images.inodes_used), (Some(700), Some(3)), "of the runtime");
-        assert!(images.capacity_bytes.unwrap() > 0, "of the file system");
-
-        service.sample(DEFAULT_AGE, ALL).await.unwrap();
-        assert_eq!(fake.asked.load(Ordering::Relaxed), 1, "a young sample answers");
-        fake.away.store(true, Ordering::Relaxed);
-        let again = service.sample(Duration::ZERO, ALL).await.unwrap();
-        assert_eq!(again.pods.len(), 1, "unknown is not gone");
-        let refused = service.usage(ALL).await.unwrap_err();
-        assert_eq!(refused.code(), tonic::Code::Unavailable, "and nobody is evicted by an old list");
-        assert_eq!(fake.runtime_asked.load(Ordering::Relaxed), 1, "the runtime is asked at its own pace");
-        assert_eq!(again.node.image_fs.as_ref().unwrap().used_bytes, Some(700));
-    }
-
-    #[tokio::test]
-    async fn the_kernel_s_files_are_read_while_the_runtime_measures() {
-        let temp = tempfile::tempdir().unwrap();
-        let (service, fake) = service(temp.path());
-        *fake.runtime_waits.lock() = Some(service.metrics.clone());
-        let sample = tokio::time::timeout(Duration::from_secs(60), service.sample(Duration::ZERO, ALL)).await;
-        let sample = sample.expect("neither waits for the other").unwrap();
-        assert_eq!(sample.node.image_fs.as_ref().unwrap().used_bytes, Some(700));
-        assert!(sample.node.cpu.as_ref().unwrap().usage_nano_cores.is_some());
-    }
-
-    /// A runtime with a thousand containers takes seconds: what it says is not lost because somebody waits no longer.
-    #[tokio::test(start_paused = true)]
-    async fn what_the_runtime_says_late_comes_with_a_later_sample() {
-        let temp = tempfile::tempdir().unwrap();
-        let (mut service, fake) = service(temp.path());
-        put_group(&mut service, &fake, temp.path());
-        let (hangs, following) = tokio::sync::watch::channel(true);
-        *fake.runtime_hangs.lock() = Some(following);
-        let images = |sample: Arc<Sample>| sample.node.image_fs.as_ref().unwrap().used_bytes;
-        for _ in 0..2 {
-            let began = tokio::time::Instant::now();
-            assert_eq!(images(service.sample(Duration::ZERO, ALL).await.unwrap()), None);
-            assert!(began.elapsed() < RUNTIME_PATIENCE, "{:?}", began.elapsed());
-        }
-        assert_eq!(images(service.usage(ALL).await.unwrap()), None, "who evicts waits longer, and not for ever");
-        hangs.send_replace(false);
-        assert_eq!(images(service.sample(Duration::ZERO, ALL).await.unwrap()), Some(700));
-        assert_eq!(fake.runtime_asked.load(Ordering::Relaxed), 1, "it is asked once");
-    }
-
-    #[tokio::test]
-    async fn without_statistics_of_volumes_logs_are_measured() {
-        let temp = tempfile::tempdir().unwrap();
-        std::fs::create_dir_all(temp.path().join("pods/u1/volumes/kubernetes.io~empty-dir/scratch")).unwrap();
-        std::fs::create_dir_all(temp.path().join("logs/default_web_u1")).unwrap();
-        std::fs::write(temp.path().join("pods/u1/etc-hosts"), vec![1; 6_000]).unwrap();
-        let (mut service, _) = service(temp.path());
-        service.volumes = None;
-        let sample = service.sample(Duration::ZERO, ALL).await.unwrap();
-        assert!(sample.pods[0].volumes.is_empty());
-        let ephemeral = sample.pods[0].ephemeral_storage.as_ref().unwrap();
-        assert!(ephemeral.used_bytes.unwrap() >= 6_000 && ephemeral.inodes_used == Some(1), "{ephemeral:?}");
-    }
-
-    #[tokio::test]
-    async fn what_is_not_wanted_is_not_measured() {
-        let temp = tempfile::tempdir().unwrap();
-        let (mut service, fake) = service(temp.path());
-        put_group(&mut service, &fake, temp.path());
-        let small = service.sample(Duration::ZERO, SampleScope::default()).await.unwrap();
-        assert!(small.node.node_fs.is_none() && small.node.network.is_none() && small.cgroups.is_empty());
-        assert_eq!(fake.runtime_asked.load(Ordering::Relaxed), 0);
-        let detailed = service.sample(DEFAULT_AGE, SampleScope { disks: false, cgroups: true }).await.unwrap();
-        assert_eq!(detailed.cgroups[0].id, "/", "a young sample that lacks it does not answer");
-        assert!(detailed.cgroups[0].file_systems.iter().any(|fs| fs.capacity_bytes > 0));
-        let again = service.sample(DEFAULT_AGE, SampleScope::default()).await.unwrap();
-        assert!(Arc::ptr_eq(&again, &detailed), "one with more answers who wants less");
-    }
-
-    fn figures(seconds: i64, used: u64) -> ContainerFigures {
-        let time_ms = seconds * 1000;
-        ContainerFigures {
-            cpu: Some(RuntimeCpu { time_ms, usage_core_nano_seconds: Some(used), ..RuntimeCpu::default() }),
-            memory: Some(RuntimeMemory { time_ms, working_set: Some(used), ..RuntimeMemory::default() }),
-            ..ContainerFigures::default()
-        }
-    }
-
-    /// Of /metrics/resource, which asks for no disks, and of who evicts.
-    #[tokio::test(start_paused = true)]
-    async fn the_runtime_tells_of_containers_without_a_cgroup_at_the_rate_of_a_scrape() {
-        const SECOND: u64 = 1_000_000_000;
-        let small = SampleScope::default();
-        let temp = tempfile::tempdir().unwrap();
-        let (mut service, fake) = service(temp.path());
-        let group = put_group(&mut service, &fake, temp.path());
-        std::fs::remove_dir(&group).unwrap();
-        fake.told.lock().insert("none".into(), figures(100, SECOND));
-        let shown = |sample: &Sample| {
-            let one = sample.pods[0].containers.first()?;
-            let (cpu, memory) = (one.cpu.clone()?, one.memory.clone()?);
-            Some((cpu.usage_core_nano_seconds?, cpu.usage_nano_cores, memory.working_set_bytes?))
-        };
-        let sample = service.sample(Duration::ZERO, small).await.unwrap();
-        assert_eq!(shown(&sample), Some((SECOND, None, SECOND)));
-        let pod = &sample.pods[0];
-        assert_eq!(pod.memory.as_ref().and_then(|memory| memory.working_set_bytes), Some(SECOND), "the pod's sum");
-        // A newer word that is not asked for yet.
-        fake.told.lock().insert("none".into(), figures(110, 6 * SECOND));
-        let sample = service.sample(Duration::ZERO, small).await.unwrap();
-        assert_eq!(shown(&sample), Some((SECOND, None, SECOND)));
-        assert_eq!(fake.runtime_asked.load(Ordering::Relaxed), 1);
-        tokio::time::advance(GROUPLESS_KEEP).await;
-        let cgroups = SampleScope { disks: false, cgroups: true };
-        let sample = service.sample(Duration::ZERO, cgroups).await.unwrap();
-        assert!(sample.cgroups.iter().all(|group| group.container.is_empty()), "it has no series of it");
-        assert_eq!(fake.runtime_asked.load(Ordering::Relaxed), 1, "for who shows no pods it is not asked");
-        assert!(Arc::ptr_eq(&sample, &service.sample(DEFAULT_AGE, cgroups).await.unwrap()));
-        let sample = service.sample(DEFAULT_AGE, small).await.unwrap();
-        assert_eq!(shown(&sample), Some((6 * SECOND, Some(SECOND / 2), 6 * SECOND)));
-        assert_eq!(shown(&service.usage(small).await.unwrap()), shown(&sample), "evictions rank by it");
-        assert_eq!(fake.runtime_asked.load(Ordering::Relaxed), 2);
-
-        let (hangs, following) = tokio::sync::watch::channel(true);
-        *fake.runtime_hangs.lock() = Some(following);
-        tokio::time::advance(GROUPLESS_KEEP).await;
-        let began = tokio::time::Instant::now();
-        assert_eq!(shown(&service.usage(small).await.unwrap()), shown(&sample), "the last word stands");
-        assert_eq!(began.elapsed(), NEWER_PATIENCE, "a runtime that hangs holds up no eviction");
-        assert_eq!(shown(&service.sample(Duration::ZERO, small).await.unwrap()), shown(&sample));
-        assert_eq!(began.elapsed(), RUNTIME_PATIENCE, "who shows it waits for the rest of its patience");
-        for _ in 0..2 {
-            let began = tokio::time::Instant::now();
-            service.sample(Duration::ZERO, small).await.unwrap();
-            assert_eq!(began.elapsed(), NEWER_PATIENCE, "and once a question");
-            let began = tokio::time::Instant::now();
-            service.sample(Duration::ZERO, cgroups).await.unwrap();
-            assert_eq!(began.elapsed(), Duration::ZERO, "or not at all");
-        }
-        fake.told.lock().clear();
-        hangs.send_replace(false);
-        assert_eq!(shown(&service.sample(Duration::ZERO, small).await.unwrap()), None, "it is not told of any more");
-        std::fs::create_dir(&group).unwrap();
-        tokio::time::advance(2 * RUNTIME_KEEP).await;
-        let sample = service.sample(Duration::ZERO, small).await.unwrap();
-        assert_eq!(sample.pods[0].containers.len(), 1, "with a cgroup the runtime is not needed");
-        assert_eq!(fake.runtime_asked.load(Ordering::Relaxed), 3, "nor asked");
-    }
-
-    #[tokio::test]
-    async fn the_runtime_s_figures_where_they_are_its_to_tell() {
-        let temp = tempfile::tempdir().unwrap();
-        let (service, fake) = service(temp.path());
-        let figures = |figures| *fake.figures.lock() = Some(figures);
-        figures(PodFigures::Unknown);
-        let sample = service.sample(Duration::ZERO, ALL).await.unwrap();
-        assert!(!sample.node.pods_known && sample.pods.is_empty(), "not told yet");
-        assert_eq!(service.usage(ALL).await.unwrap().pods.len(), 1, "who evicts waits for nobody");
-        figures(PodFigures::Told(Arc::new(vec![RuntimePod {
-            sandbox_id: "s1".into(),
-            process_count: Some(4),
-            ..RuntimePod::default()
-        }])));
-        for _ in 0..2 {
-            let sample = service.sample(Duration::ZERO, ALL).await.unwrap();
-            let counts: Vec<_> = sample.pods.iter().map(|pod| pod.process.and_then(|all| all.process_count)).collect();
-            assert_eq!((counts.as_slice(), sample.node.pods_known), ([Some(4)].as_slice(), true));
-            assert!(sample.pods[0].ephemeral_storage.is_some() || sample.pods[0].volumes.is_empty());
-            // The last word stands while there is no newer one.
-            figures(PodFigures::Unknown);
-        }
-        let main = RuntimeContainer { id: "none".into(), cpu: Some(RuntimeCpu::default()), ..Default::default() };
-        let pod = RuntimePod { sandbox_id: "s1".into(), containers: vec![main], ..RuntimePod::default() };
-        figures(PodFigures::Told(Arc::new(vec![pod])));
-        let asked = fake.runtime_asked.load(Ordering::Relaxed);
-        service.state.lock().await.of_disks = Question::default();
-        let sample = service.sample(Duration::ZERO, SampleScope::default()).await.unwrap();
-        assert!(sample.pods[0].containers[0].cpu.is_some(), "it has no cgroup");
-        assert_eq!(fake.runtime_asked.load(Ordering::Relaxed), asked, "one word of the runtime is enough");
-        figures(PodFigures::OurOwn);
-        let sample = service.sample(Duration::ZERO, ALL).await.unwrap();
-        assert!(sample.pods[0].cpu.is_some(), "a runtime that has none");
-    }
-
-    #[tokio::test]
-    async fn a_caller_that_goes_away_breaks_nothing() {
-        let temp = tempfile::tempdir().unwrap();
-        let (service, _) = service(temp.path());
-        for _ in 0..20 {
-            let _ = tokio::time::timeout(Duration::from_micros(300), service.sample(Duration::ZERO, ALL)).await;
-        }
-        assert!(service.sample(Duration::ZERO, ALL).await.is_ok());
-    }
-
-    #[tokio::test]
-    async fn pods_that_run_are_told_while_kubelet_syncd_starts() {
-        let temp = tempfile::tempdir().unwrap();
-        let (mut service, fake) = service(temp.path());
-        let container = put_group(&mut service, &fake, temp.path());
-        let told = async || {
-            let sample = service.sample(Duration::ZERO, ALL).await.unwrap();
-            (sample.pods.len(), sample.node.pods_known)
-        };
-        fake.starting.store(true, Ordering::Relaxed);
-        assert_eq!(told().await, (0, false), "none is listed, and that says nothing");
-        fake.starting.store(false, Ordering::Relaxed);
-        assert_eq!(told().await, (1, true));
-        fake.starting.store(true, Ordering::Relaxed);
-        assert_eq!(told().await, (1, true), "it has started again");
-        std::fs::remove_dir(&container).unwrap();
-        assert_eq!(told().await, (0, true), "what has ended is not told");
-        fake.starting.store(false, Ordering::Relaxed);
-        fake.told.lock().insert("none".into(), figures(1, 10));
-        service.state.lock().await.of_disks = Question::default();
-        assert_eq!(told().await, (1, true));
-        fake.starting.store(true, Ordering::Relaxed);
-        assert_eq!(told().await, (1, true), "of whom the runtime told without a cgroup");
-    }
-
-    #[tokio::test]
-    async fn without_syncd_the_node_is_still_measured() {
-        let temp = tempfile::tempdir().unwrap();
-        let (service, fake) = service(temp.path());
-        fake.away.store(true, Ordering::Relaxed);
-        let sample = service.sample(Duration::ZERO, ALL).await.unwrap();
-        assert!(!sample.node.pods_known && sample.pods.is_empty());
-        assert!(sample.node.memory.is_some());
-    }
-}
+#[path = "service_tests.rs"]
+mod tests;
