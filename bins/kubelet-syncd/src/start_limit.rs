@@ -3,6 +3,9 @@
 //! A runtime that makes a hundred pods at once finishes none of them early and the last not sooner; a few at a time give
 //! the median pod in half the time. Only starts are bounded: kills, status and image pulls never wait here. A slot that
 //! is held too long (a hung call of the runtime) is given back to the others while its holder waits on.
+//!
+//! So many pods, and not all of a crowd, are prepared for their start as well: what is made for the last would take processors from the
+//! first ([`StartLimiter::to_prepare`]).
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -20,6 +23,11 @@ pub fn slots(cpus: u32) -> usize {
     per_processor(cpus, 4, 4..=16)
 }
 
+/// How many pods are being prepared, or are and wait for a start: twice as many as start. A start never waits for one that is prepared.
+pub fn to_prepare(cpus: u32) -> usize {
+    slots(cpus) * 2
+}
+
 /// So many for each of the processors, within the bounds.
 pub fn per_processor(cpus: u32, each: u32, bounds: RangeInclusive<usize>) -> usize {
     usize::try_from(cpus.saturating_mul(each)).unwrap_or(usize::MAX).clamp(*bounds.start(), *bounds.end())
@@ -30,12 +38,20 @@ pub fn per_processor(cpus: u32, each: u32, bounds: RangeInclusive<usize>) -> usi
 pub struct StartLimiter {
     slots: Arc<Semaphore>,
     hold: Duration,
+    /// What is logged of a slot that is given away. None: nothing.
+    late: Option<&'static str>,
 }
 
 impl StartLimiter {
     /// `hold`: after this time a slot is free again, whatever its holder does.
     pub fn new(slots: usize, hold: Duration) -> Self {
-        StartLimiter { slots: Arc::new(Semaphore::new(slots)), hold }
+        let late = Some("pod start is slow: its start slot is given to the next pod");
+        StartLimiter { slots: Arc::new(Semaphore::new(slots)), hold, late }
+    }
+
+    /// Of pods that are prepared; `slots`: see [`to_prepare`]. That one waits long for its start is nothing to tell.
+    pub fn to_prepare(slots: usize, hold: Duration) -> Self {
+        StartLimiter { late: None, ..StartLimiter::new(slots, hold) }
     }
 
     /// Waits for a turn. Dropping the answer ends it.
@@ -51,14 +67,13 @@ impl StartLimiter {
 
     fn slot(&self, permit: Option<OwnedSemaphorePermit>) -> StartSlot {
         let permit = Arc::new(Mutex::new(permit));
-        let (late, hold) = (permit.clone(), self.hold);
+        let (slow, hold, late) = (permit.clone(), self.hold, self.late);
         let timer = tokio::spawn(async move {
             tokio::time::sleep(hold).await;
-            if release(&late) {
-                tracing::warn!(
-                    after_seconds = hold.as_secs(),
-                    "pod start is slow: its start slot is given to the next pod"
-                );
+            if release(&slow)
+                && let Some(late) = late
+            {
+                tracing::warn!(after_seconds = hold.as_secs(), "{late}");
             }
         });
         StartSlot { permit, timer: timer.abort_handle() }
@@ -72,6 +87,19 @@ impl StartLimiter {
 
 fn release(permit: &Mutex<Option<OwnedSemaphorePermit>>) -> bool {
     permit.lock().take().is_some()
+}
+
+/// Prepares a pod. The place that it holds is given to the next one where that takes longer than `soon`: a volume that is slow, or an
+/// object that is not there, holds up its own pod alone.
+pub async fn prepare<T>(place: &mut Option<StartSlot>, soon: Duration, what: impl Future<Output = T>) -> T {
+    tokio::pin!(what);
+    tokio::select! {
+        done = &mut what => done,
+        () = tokio::time::sleep(soon) => {
+            *place = None;
+            what.await
+        }
+    }
 }
 
 /// A turn to start a pod.
@@ -95,6 +123,17 @@ mod tests {
     #[test]
     fn four_for_each_processor() {
         assert_eq!([0, 1, 2, 3, 4, 64].map(slots), [4, 4, 8, 12, 16, 16]);
+        assert_eq!([1, 2, 64].map(to_prepare), [8, 16, 32]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_that_takes_long_to_prepare_holds_no_place() {
+        let (limiter, soon) = (StartLimiter::to_prepare(1, HOLD), Duration::from_millis(300));
+        for (millis, free) in [(200, 0), (400, 1)] {
+            let mut place = limiter.try_acquire();
+            prepare(&mut place, soon, tokio::time::sleep(Duration::from_millis(millis))).await;
+            assert_eq!(limiter.free(), free, "{millis} ms");
+        }
     }
 
     #[tokio::test(start_paused = true)]

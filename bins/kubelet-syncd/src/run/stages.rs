@@ -621,6 +621,7 @@ fn runtime_side(
         volnetd: connections.volnetd.clone(),
         state: connections.state.clone(),
         limiter: StartLimiter::new(start_limit::slots(machine.capacity.cpus), HOLD),
+        places: StartLimiter::to_prepare(start_limit::to_prepare(machine.capacity.cpus), HOLD),
         take_downs: TakeDowns::new(take_down::Slots::of(machine.capacity.cpus)),
         pleg,
         reporter: start.reporter.clone(),

@@ -22,7 +22,7 @@ use kubelet_pleg::{Busy, Making, Pleg};
 use kubelet_runtime::stages;
 
 /// What takes longer than this (an image that is pulled, a hook) holds no slot any more.
-const SOON: Duration = Duration::from_millis(300);
+pub(super) const SOON: Duration = Duration::from_millis(300);
 /// The end of a container that is replaced is held back until its successor is there, for so long at most. Upstream learns of the end at
 /// its next relist, up to a second later (`pkg/kubelet/kubelet.go`, genericPlegRelistPeriod): a client that changes an image and reads
 /// the status at once still finds the pod ready.
@@ -32,6 +32,8 @@ const REPLACED: Duration = Duration::from_secs(1);
 #[derive(Default)]
 struct SyncHolds {
     slot: Option<StartSlot>,
+    /// The pod's place among those that are prepared ahead of their start; given back with the turn.
+    place: Option<StartSlot>,
     /// Keeps PLEG from looking at each step; the sync asks for one look at its end.
     busy: Option<Busy>,
 }
@@ -71,14 +73,17 @@ pub async fn with_take_down<T>(take_down: TakeDown, end: impl Future<Output = T>
     TAKE_DOWN.scope(take_down, end).await
 }
 
-/// Runs a sync; what it starts waits for its turn, and the turn ends with the sync at the latest.
+/// Runs a sync; what it starts waits for its turn, and the turn ends with the sync at the latest, as does its place among the pods that
+/// are prepared.
 pub fn with_turn<T>(
     pleg: Pleg,
     uid: PodUid,
     host_network: bool,
+    place: Option<StartSlot>,
     sync: impl Future<Output = T>,
 ) -> impl Future<Output = T> {
-    TURN.scope(Turn { held: Arc::default(), images: Arc::default(), pleg, uid, host_network }, Box::pin(sync))
+    let held = Arc::new(Mutex::new(SyncHolds { place, ..SyncHolds::default() }));
+    TURN.scope(Turn { held, images: Arc::default(), pleg, uid, host_network }, Box::pin(sync))
 }
 
 /// The next pod may start; PLEG still waits for the end of this sync.
@@ -166,6 +171,8 @@ impl RateLimitedRuntime {
             };
             turn.held.lock().slot = Some(slot);
         }
+        let place = turn.held.lock().place.take();
+        drop(place);
         turn.hold_looks();
     }
 
@@ -267,6 +274,7 @@ mod tests {
     use tokio::time::{sleep, timeout};
 
     use super::*;
+    use crate::start_limit::HOLD;
     use crate::take_down::Slots;
 
     fn cri() -> CriClient {
@@ -282,7 +290,7 @@ mod tests {
         let (pleg, _task) = Pleg::new(cri(), PlegOptions::default(), &prometheus::Registry::new()).unwrap();
         for (millis, held) in [(0, true), (900, true), (1100, false)] {
             let uid = PodUid::parse("u").unwrap();
-            with_turn(pleg.clone(), uid, false, async {
+            with_turn(pleg.clone(), uid, false, None, async {
                 replacing(sleep(Duration::from_millis(millis))).await;
                 assert_eq!(looks_are_held(), held, "{millis} ms");
                 unhurried(sleep(SOON * 2)).await;
@@ -292,6 +300,30 @@ mod tests {
         }
         // A pod that ends has no successor.
         replacing(sleep(Duration::from_millis(1))).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_prepared_pod_holds_its_place_until_its_turn_to_start() {
+        let registry = prometheus::Registry::new();
+        let (pleg, _task) = Pleg::new(cri(), PlegOptions::default(), &registry).unwrap();
+        let (limiter, places) = (StartLimiter::new(1, HOLD), StartLimiter::to_prepare(2, HOLD));
+        let take_downs = TakeDowns::new(Slots { first: 1, most: 1 });
+        let metrics = SandboxMetrics::register(&registry).unwrap();
+        let runtime = RateLimitedRuntime::new(cri(), limiter.clone(), take_downs, pleg.clone(), metrics);
+        let uid = PodUid::parse("u").unwrap();
+        let others = limiter.acquire().await;
+        let place = places.try_acquire();
+        with_turn(pleg.clone(), uid.clone(), false, place, async {
+            assert!(timeout(SOON, runtime.take()).await.is_err());
+            assert_eq!(places.free(), 1, "it waits for its turn");
+            drop(others);
+            runtime.take().await;
+            assert_eq!(places.free(), 2, "it starts");
+        })
+        .await;
+        let place = places.try_acquire();
+        with_turn(pleg, uid, false, place, unhurried(sleep(SOON * 2))).await;
+        assert_eq!(places.free(), 2, "an image that is pulled before its turn");
     }
 
     #[tokio::test(start_paused = true)]
@@ -308,7 +340,7 @@ mod tests {
         let soon = Duration::from_millis(100);
         for (host_network, passes) in [(true, true), (false, false)] {
             let uid = PodUid::parse("u").unwrap();
-            with_turn(pleg.clone(), uid, host_network, async {
+            with_turn(pleg.clone(), uid, host_network, None, async {
                 assert_eq!(timeout(soon, runtime.take()).await.is_ok(), passes, "a start");
                 let ended = timeout(soon, runtime.end_sandbox(std::future::ready(()))).await;
                 assert_eq!(ended.is_ok(), passes, "the end of a sandbox");

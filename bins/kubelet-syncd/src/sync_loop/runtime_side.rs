@@ -26,7 +26,7 @@ use crate::metrics::Metrics;
 use crate::pod_workers::{Retry, Termination};
 use crate::private_state::PrivateState;
 use crate::start_latency::StartTimes;
-use crate::start_limit::StartLimiter;
+use crate::start_limit::{StartLimiter, StartSlot};
 use crate::take_down::{self, TakeDown, TakeDowns};
 use kubelet_edges::volnetd::Volnetd;
 use kubelet_images::credentials::Keyring;
@@ -74,6 +74,7 @@ pub struct RuntimeSide {
     images: Arc<ImageManager<CriClient>>,
     policy: GcPolicy,
     take_downs: TakeDowns,
+    places: StartLimiter,
 }
 
 /// What it is put together from.
@@ -83,6 +84,8 @@ pub struct RuntimeParts {
     pub volnetd: Volnetd,
     pub state: PrivateState,
     pub limiter: StartLimiter,
+    /// Of pods that are prepared.
+    pub places: StartLimiter,
     pub take_downs: TakeDowns,
     pub pleg: Pleg,
     pub reporter: Arc<Reporter>,
@@ -96,6 +99,14 @@ pub struct RuntimeMetrics {
     pub images: ImageMetrics,
     pub sandboxes: SandboxMetrics,
     pub starts: Arc<StartTimes>,
+}
+
+/// A pod that is prepared.
+#[derive(Debug)]
+pub struct Ready<'a> {
+    pub prepared: &'a Prepared,
+    /// Its place among those that are and have not started.
+    pub place: Option<StartSlot>,
 }
 
 /// While it lives the pod's containers are being brought to what its spec says.
@@ -119,7 +130,7 @@ impl Drop for InSync<'_> {
 
 impl RuntimeSide {
     pub fn new(config: &NodeConfig, parts: RuntimeParts) -> Self {
-        let RuntimeParts { cri, volnetd, state, limiter, take_downs, pleg, reporter, keyring, metrics } = parts;
+        let RuntimeParts { cri, volnetd, state, limiter, places, take_downs, pleg, reporter, keyring, metrics } = parts;
         let kubelet = &config.kubelet;
         let unsigned = |n: i32| u32::try_from(n).unwrap_or(0);
         let limits = PullLimits {
@@ -153,7 +164,7 @@ impl RuntimeSide {
         )
         .with_pre_stops(pre_stops)
         .with_users(users_of_pods(config, state));
-        RuntimeSide { manager, cri, images, policy: gc_policy(config), take_downs }
+        RuntimeSide { manager, cri, images, policy: gc_policy(config), take_downs, places }
     }
 
     /// Whether images are there, and who holds them.
@@ -172,6 +183,11 @@ impl RuntimeSide {
         RuntimeSide { manager: self.manager.with_refusals(counter), ..self }
     }
 
+    /// Places of pods that are prepared for their start.
+    pub fn places(&self) -> &StartLimiter {
+        &self.places
+    }
+
     /// Brings the runtime to what the pod's spec says, as far as one pass gets.
     pub async fn sync(
         &self,
@@ -179,9 +195,10 @@ impl RuntimeSide {
         uid: &PodUid,
         pod: &Arc<Pod>,
         runtime: &RuntimePod,
-        prepared: &Prepared,
+        ready: Ready<'_>,
         cancel: &CancellationToken,
     ) -> Report {
+        let Ready { prepared, place } = ready;
         let Ok(identity) = PodIdentity::of(pod) else {
             let failed = Some(Retry::Failed { back_off: None });
             return Report { did_something: false, failed, is_broken: true, is_reset: false };
@@ -205,7 +222,7 @@ impl RuntimeSide {
         // Of a sandbox that is replaced, too: for one with a network of its own plugins are called at its end.
         let host_network = spec::host_network(pod) && runtime.sandboxes.iter().all(|sandbox| sandbox.host_network);
         let sync = self.manager.sync_pod(pod, &identity, runtime, &context);
-        let result = with_turn(node.pleg.clone(), uid.clone(), host_network, sync).await;
+        let result = with_turn(node.pleg.clone(), uid.clone(), host_network, place, sync).await;
         node.pods.synced(uid, &result);
         resize::note_outcome(node, uid, pod, &result);
         count_starts(&node.metrics, pod, &result);

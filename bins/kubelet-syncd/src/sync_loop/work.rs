@@ -17,9 +17,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use super::node::NodeContext;
-use super::runtime_side::Stage;
+use super::runtime_service::SOON;
+use super::runtime_side::{Ready, Stage};
 use super::{resize, view};
 use crate::pod_workers::{Outcome, Retry, Termination, Work, WorkKind};
+use crate::start_limit::{self, StartSlot};
 use crate::take_down;
 use kubelet_edges::volnetd::VolnetdError;
 use kubelet_model::events::{EventSink as _, EventType, PodEvent};
@@ -304,7 +306,9 @@ impl PodSyncer {
             self.event(pod, EventType::Warning, "NetworkNotReady", message);
             return Err(Stop::Retry(Retry::NetworkNotReady));
         }
-        let prepared = match stages::during(Named::Prepare, self.prepare(pod, &runtime)).await {
+        let mut place = self.place(pod, &runtime).await?;
+        let prepare = start_limit::prepare(&mut place, SOON, self.prepare(pod, &runtime));
+        let prepared = match stages::during(Named::Prepare, prepare).await {
             Err(Stop::Rejected) => {
                 let status = self.node.runtime.compute_status(&self.node, &self.uid, pod, &runtime, Stage::Alive);
                 view::publish(&self.node, &self.uid, pod, &runtime, &status, Stage::Alive);
@@ -313,7 +317,8 @@ impl PodSyncer {
             prepared => prepared?,
         };
         self.node.prober.add_pod(&self.uid, pod);
-        let report = self.node.runtime.sync(&self.node, &self.uid, pod, &runtime, &prepared, &self.cancel).await;
+        let ready = Ready { prepared: &prepared, place };
+        let report = self.node.runtime.sync(&self.node, &self.uid, pod, &runtime, ready, &self.cancel).await;
         // Who has changed nothing leaves the picture that it saw as good as it was.
         let is_whole = report.failed.is_none() && !self.cancel.is_cancelled();
         let unchanged = work.last_sync.filter(|_| !report.did_something && is_whole);
@@ -355,6 +360,20 @@ impl PodSyncer {
             None => Ok(Outcome::Done),
             Some(retry) => Err(Stop::Retry(retry)),
         }
+    }
+
+    /// A pod of which the runtime has nothing yet waits for a place to be prepared; not with the machine's network, because plugins that
+    /// others wait for may be such pods.
+    async fn place(&self, pod: &Pod, runtime: &RuntimePod) -> Step<Option<StartSlot>> {
+        if spec::host_network(pod) || !runtime.sandboxes.is_empty() {
+            return Ok(None);
+        }
+        let places = self.node.runtime.places();
+        if let Some(place) = places.try_acquire() {
+            return Ok(Some(place));
+        }
+        self.why("waits for other pods that are being started");
+        self.wait(stages::waiting(places.acquire())).await.map(Some)
     }
 
     async fn terminating(&self, pod: &Arc<Pod>, work: &Work<Arc<Pod>>) -> Step<Outcome> {
