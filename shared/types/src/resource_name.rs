@@ -21,6 +21,11 @@ pub fn is_memory(name: &str) -> bool {
     name == "memory" || is_huge_page(name)
 }
 
+/// What may be set for a pod as a whole (upstream `IsSupportedPodLevelResource`).
+pub fn is_pod_level(name: &str) -> bool {
+    name == "cpu" || is_memory(name)
+}
+
 /// A resource of Kubernetes itself: `kubernetes.io/` stands in its name, or no domain at all (upstream `IsNativeResource`).
 pub fn is_native(name: &str) -> bool {
     !name.contains('/') || name.contains("kubernetes.io/")

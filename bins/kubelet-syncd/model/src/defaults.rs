@@ -2,12 +2,11 @@
 //! conversion to its internal form changes on the way (`pkg/apis/core/v1/conversion.go`).
 
 use crate::v1::{Container, Pod, PodSpec, Volume};
-use bulkhead_types::resource_name::is_huge_page;
+use bulkhead_types::resource_name::{is_huge_page, is_pod_level};
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, HTTPGetAction, LifecycleHandler, ObjectFieldSelector, Probe};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
 use crate::pod::image_reference::is_latest;
-use crate::pod::resources::is_pod_level;
 use crate::validation::resources::{self, Kind, ResourceList};
 
 /// Mode of files in configMap, secret, downward API and projected volumes.

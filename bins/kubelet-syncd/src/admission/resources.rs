@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
+use bulkhead_types::resource_name::is_huge_page;
 use kubelet_model::v1::Pod;
 
 use super::node_info::{NodeInfo, count};
@@ -81,7 +82,7 @@ pub(super) fn shortages(pod: &Pod, others: &[Arc<Pod>], node: &NodeInfo) -> Vec<
         let capacity = match node.capacity(&resource) {
             Some(capacity) => capacity,
             // Also what only the scheduler turns into a claim, for a pod that came here without it.
-            None if resource.starts_with("hugepages-") || resource.contains("kubernetes.io/") => 0,
+            None if is_huge_page(&resource) || resource.contains("kubernetes.io/") => 0,
             // A resource of the whole cluster, or an amount that is not known (yet): nothing to hold against the pod.
             None => continue,
         };

@@ -8,7 +8,8 @@
 //! * `resize` lets pods wait for other resources and tells what became of that; `resize_port` does it.
 //! * [`work`] is what is done on one pod, step by step, in a task of its own; [`node`] is what all such tasks share,
 //!   and [`pod_table`] what they have found out of each pod, a record each ([`pod_records`]).
-//! * `prepare` makes what a pod needs before its first container, and again what `doubts` says; `persistent_volumes` waits for what the volume manager mounts.
+//! * `prepare` makes what a pod needs before its first container, and again what `doubts` says; `persistent_volumes`
+//!   waits for what the volume manager mounts.
 //! * [`runtime_side`] is the runtime side with its ports: [`runtime_service`] has its calls wait for their turn, [`host_files`] and
 //!   [`pod_images`] give it files and images.
 //! * [`cpu_sets`] keeps running containers on the CPUs that they are to have.

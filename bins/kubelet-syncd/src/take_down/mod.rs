@@ -30,9 +30,10 @@ use crate::start_limit::per_processor;
 /// A container that runs for so long after its signal uses its grace period. What ends at once has ended by then, also on a
 /// machine that does nothing else but take down.
 pub const RUNS_ON: Duration = Duration::from_millis(300);
-/// For so long a signal waits for a slot alone, counted from the first one of the pod that was wanted. Pods as many as a node has by
-/// default (110), all of which use their grace periods, are signalled before it on two processors. After it pods are signalled beside
-/// the slots as well, one in each [`RUNS_ON`] for each slot that can be open: as many as these let through where every pod uses its grace period.
+/// For so long a signal waits for a slot alone, counted from the first one of the pod that was wanted. Pods as many as
+/// a node has by default (110), all of which use their grace periods, are signalled before it on two processors. After
+/// it pods are signalled beside the slots as well, one in each [`RUNS_ON`] for each slot that can be open: as many as
+/// these let through where every pod uses its grace period.
 pub const HELD_MAX: Duration = Duration::from_secs(10);
 /// A call that takes longer than this blocks nobody else.
 pub const HOLD: Duration = Duration::from_secs(5);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use crate::v1::{Container, Pod};
 use bulkhead_cri::v1;
-use bulkhead_types::resource_name::{huge_page_size, is_memory};
+use bulkhead_types::resource_name::{huge_page_size, is_pod_level};
 use bulkhead_types::{QosClass, Quantity, cpu};
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
@@ -69,11 +69,6 @@ pub fn raise(max: &mut Amounts, other: &Amounts) {
             }
         }
     }
-}
-
-/// Resources that may be set for a pod as a whole.
-pub fn is_pod_level(name: &str) -> bool {
-    name == "cpu" || is_memory(name)
 }
 
 /// The resources of the pod as a whole.

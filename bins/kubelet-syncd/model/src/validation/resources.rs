@@ -4,13 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::v1::{Container, PodSpec};
 use bulkhead_types::Quantity;
-use bulkhead_types::resource_name::{huge_page_size, is_extended, is_huge_page, is_native};
+use bulkhead_types::resource_name::{huge_page_size, is_extended, is_huge_page, is_native, is_pod_level};
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
 use super::field::{Errors, Path, items, quote};
 use super::names;
-use crate::pod::resources::is_pod_level;
 
 /// A resource list as the API types hold it.
 pub type ResourceList = BTreeMap<String, ApiQuantity>;
