@@ -44,8 +44,8 @@
 //! | `starts` | when containers started |
 //! | `stats` | readings as the messages of the API |
 //! | [`rates`] | CPU rates from two readings |
-//! | [`oom`] | which processes the kernel has killed for want of memory, by its log |
 //! | `ask_syncd` | how kubelet-syncd is asked: each question and each list has an end |
+//! | [`oom`] | which processes the kernel has killed for want of memory, by its log |
 //! | `pods` | which pods there are, as kubelet-syncd has them |
 //! | `known_pods` | which of the pods before still count while it starts |
 //! | `runtime_pods` | figures of pods that are the runtime's to tell, in the place of our own |

@@ -3,10 +3,11 @@
 //! # Serves / calls
 //! HTTPS on address:port, for those whom [`server::gate`] lets through; HTTP on healthzBindAddress:healthzPort and, when
 //! readOnlyPort is not 0, on address:readOnlyPort; [`routes`] has what each of them answers.
-//! `kubelet.statusd.v1.Status` on its socket. Calls kubelet-syncd (what its pods and the node are, its events), kubelet-evictiond (statistics), kubelet-volnetd
-//! (credentials, the product UUID, metrics, its state folder) and, unless the node is standalone, the API server: it is
-//! the only process that writes there. [`certificates`] asks for the node's certificates; [`node`] keeps the Node, its lease
-//! and the CSINode; [`pods`] the pods' status, mirror pods and the last DELETE; [`events`] sends what was recorded.
+//! `kubelet.statusd.v1.Status` on its socket. Calls kubelet-syncd (what its pods and the node are, its events),
+//! kubelet-evictiond (statistics), kubelet-volnetd (credentials, the product UUID, metrics, its state folder) and,
+//! unless the node is standalone, the API server: it is the only process that writes there. [`certificates`] asks for
+//! the node's certificates; [`node`] keeps the Node, its lease and the CSINode; [`pods`] the pods' status, mirror pods
+//! and the last DELETE; [`events`] sends what was recorded.
 //!
 //! # Privileges
 //! Its own user and no capability.

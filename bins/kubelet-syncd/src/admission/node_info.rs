@@ -27,8 +27,9 @@ pub struct NodeInfo {
 }
 
 impl NodeInfo {
-    /// `name`: with `--hostname-override`. `node`: as last seen; None before it is registered, then what it will have is made up from the command line.
-    /// `own`: amounts that this process knows; they win over what the object says, which may be from before a restart.
+    /// `name`: with `--hostname-override`. `node`: as last seen; None before it is registered, then what it will have is
+    /// made up from the command line. `own`: amounts that this process knows; they win over what the object says, which
+    /// may be from before a restart.
     pub fn of(name: &str, flag_labels: &BTreeMap<String, String>, node: Option<&Node>, own: Amounts) -> Self {
         let mut labels = node.and_then(|n| n.metadata.labels.clone()).unwrap_or_else(|| flag_labels.clone());
         // Whatever the object says, this is what it is (upstream rejectPodAdmissionBasedOnOSSelector).
