@@ -98,6 +98,8 @@ pub struct Sampler {
     rates: Rates,
     starts: Starts,
     ooms: OomCounts,
+    /// Containers that have, or had, a cgroup: without it they have ended.
+    grouped: HashSet<String>,
     /// Name of the image that sandboxes are made of; empty: not known.
     sandbox_image: String,
     /// The node's network, which this process is in.
@@ -120,6 +122,7 @@ const NETWORK_PROCESSES_MAX: usize = 8;
 struct Gathered {
     unrated: Vec<Unrated>,
     groupless: Vec<Groupless>,
+    grouped: HashSet<String>,
     cgroups: Vec<CgroupStats>,
     devices: Vec<machine::Device>,
 }
@@ -142,6 +145,7 @@ impl Sampler {
             rates: Rates::default(),
             starts: Starts::default(),
             ooms: OomCounts::default(),
+            grouped: HashSet::new(),
             sandbox_image: String::new(),
             node_network: network::identity("self"),
             started: Instant::now(),
@@ -195,6 +199,9 @@ impl Sampler {
         }
         if wanted.cgroups {
             self.below_system_cgroups(&mut gathered);
+        }
+        if pods.is_some() {
+            self.grouped = std::mem::take(&mut gathered.grouped);
         }
         self.rates.end();
         self.starts.end();
@@ -344,7 +351,16 @@ impl Sampler {
         stats.network = network;
         let mut processes = None;
         for container in &pod.containers {
-            let Some(path) = self.group_of(cgroup, &container.id) else {
+            let group = self.group_of(cgroup, &container.id);
+            let had_group = self.grouped.contains(&container.id);
+            if group.is_some() || had_group {
+                gathered.grouped.insert(container.id.clone());
+            }
+            let Some(path) = group else {
+                if had_group {
+                    // kubelet-syncd has not told of its end yet. What the runtime said of it last is from before what was shown here.
+                    continue;
+                }
                 let place = Groupless { id: container.id.clone(), pod: at, container: stats.containers.len() };
                 gathered.groupless.push(place);
                 stats.containers.push(ContainerStats {
@@ -635,6 +651,26 @@ mod tests {
         let pods = [pod("/p", ["s1", "c1"])];
         let sample = sampler.sample(Some(&pods), SampleScope { disks: true, cgroups: true });
         assert_eq!(sample.pods[0].network, None);
+    }
+
+    #[test]
+    fn a_container_whose_cgroup_has_gone_has_ended() {
+        let temp = tempfile::tempdir().unwrap();
+        let group = temp.path().join("p.slice/c1");
+        std::fs::create_dir_all(&group).unwrap();
+        let mut sampler = Sampler::of(paths("/none", &[]), Hierarchy::V2 { root: temp.path().to_owned() });
+        let pods = [pod("/p.slice", ["s1", "c1"])];
+        let mut told = |pods: Option<&[Pod]>| {
+            let sample = sampler.sample(pods, SampleScope::default());
+            (sample.pods.first().map(|pod| pod.containers.len()), sample.groupless.len())
+        };
+        assert_eq!(told(Some(&pods)), (Some(1), 0));
+        std::fs::remove_dir(&group).unwrap();
+        assert_eq!(told(Some(&pods)), (Some(0), 0));
+        assert_eq!(told(None), (None, 0));
+        assert_eq!(told(Some(&pods)), (Some(0), 0), "however often it is still listed");
+        assert_eq!(told(Some(&[])), (None, 0));
+        assert_eq!(told(Some(&pods)), (Some(1), 1), "of another one nothing is known");
     }
 
     #[test]

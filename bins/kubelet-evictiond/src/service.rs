@@ -105,8 +105,11 @@ impl State {
         // Where the runtime tells figures of pods, they say which containers there are.
         let all_stay = pod_figures != PodFigures::OurOwn;
         let told = self.runtime_disks.as_deref();
-        self.groupless =
-            groupless::fill(&mut sample.pods, &sample.groupless, told, &mut self.groupless_rates, all_stay);
+        // For who shows no pods the runtime was not asked: an older answer does not say who runs now.
+        if !sample.holds.is_for_cgroups_alone() {
+            self.groupless =
+                groupless::fill(&mut sample.pods, &sample.groupless, told, &mut self.groupless_rates, all_stay);
+        }
         // It may have been asked again for containers without a cgroup.
         disks.runtime.clone_from(&self.runtime_disks);
         disks.fill(&mut sample, self.listed());

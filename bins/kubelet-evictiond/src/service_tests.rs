@@ -360,10 +360,22 @@ async fn pods_that_run_are_told_while_kubelet_syncd_starts() {
     assert_eq!(told().await, (1, true), "it has started again");
     std::fs::remove_dir(&container).unwrap();
     assert_eq!(told().await, (0, true), "what has ended is not told");
-    fake.starting.store(false, Ordering::Relaxed);
+}
+
+#[tokio::test]
+async fn a_container_without_a_cgroup_is_told_while_kubelet_syncd_starts() {
+    let temp = tempfile::tempdir().unwrap();
+    let (mut service, fake) = service(temp.path());
+    std::fs::remove_dir(put_group(&mut service, &fake, temp.path())).unwrap();
+    let told = async || {
+        let sample = service.sample(Duration::ZERO, ALL).await.unwrap();
+        (sample.pods.len(), sample.node.pods_known)
+    };
     fake.told.lock().insert("none".into(), figures(1, 10));
-    service.state.lock().await.disks_question = Question::default();
     assert_eq!(told().await, (1, true));
+    // Somebody who shows no pods does not ask the runtime again.
+    service.state.lock().await.runtime_disks = None;
+    service.sample(Duration::ZERO, SampleScope { disks: false, cgroups: true }).await.unwrap();
     fake.starting.store(true, Ordering::Relaxed);
     assert_eq!(told().await, (1, true), "of whom the runtime told without a cgroup");
 }

@@ -202,7 +202,7 @@ pub async fn ask_published(node: &Node, published: &Published) -> Result<(), Sta
     match worker::ask(&node.workers, &Task::AskPublished { published: published.clone() }).await {
         Asked::Answered(answer) => answer.map(drop),
         Asked::Silent(error) => {
-            tracing::info!(error, "a mount that was found does not answer, and is taken as it is");
+            tracing::info!(error, "whether a mount that was found is served is not known, and it is taken as it is");
             Ok(())
         }
         Asked::Unasked(why) => Err(Status::unavailable(why)),

@@ -283,8 +283,9 @@ impl<R: RuntimeService, F: HostFiles, I: Images> RuntimeManager<R, F, I> {
             return result;
         }
         if actions.create_sandbox {
-            let preparing = context.container_manager.prepare_dynamic_resources(pod);
-            // A driver may take its time, and the pod's end does not wait for it: what was begun is taken back then.
+            // A driver may take its time: others are prepared meanwhile, and the pod's end does not wait for it. What was begun is
+            // taken back then.
+            let preparing = self.api.unhurried(context.container_manager.prepare_dynamic_resources(pod));
             let Ok(prepared) = unless_cancelled(context.cancel, preparing).await else { return result };
             if let Err(error) = prepared {
                 // As upstream, no error of this sync: the pod is looked at again when its time has come.

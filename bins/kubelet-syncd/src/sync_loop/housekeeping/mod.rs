@@ -394,12 +394,14 @@ impl SyncLoop {
 
     /// What is kept of pods and containers ends with them.
     fn forget_what_is_gone(&mut self, runtime: &[(PodUid, Arc<RuntimePod>)], desired: &HashSet<PodUid>) {
-        // A sandbox keeps its users to the end, also that of an orphaned pod.
-        let in_runtime: HashSet<&PodUid> = runtime.iter().map(|(uid, _)| uid).collect();
+        // A pod keeps its users to its last process, an orphaned one as well; what is left of it is not waited for, as in upstream's
+        // SyncTerminatedPod: they may be those that a new pod waits for.
+        let alive: HashSet<&PodUid> =
+            runtime.iter().filter(|(_, pod)| plan::is_alive(pod)).map(|(uid, _)| uid).collect();
         let has_work = |uid: &PodUid| self.workers.lifecycle(uid).is_some();
         self.evictions.retain(|uid| desired.contains(uid));
         self.node.runtime.retain_former_lives(|uid| desired.contains(uid));
-        self.node.runtime.retain_users(|uid| desired.contains(uid) || in_runtime.contains(uid) || has_work(uid));
+        self.node.runtime.retain_users(|uid| desired.contains(uid) || alive.contains(uid) || has_work(uid));
         let mut granted = desired.clone();
         granted.extend(self.workers.uids().cloned());
         self.node.allocations.retain(&granted);

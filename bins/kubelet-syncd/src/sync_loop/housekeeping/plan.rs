@@ -83,7 +83,7 @@ pub fn is_removable<P: Clone>(workers: &Workers<P>, desired: &DesiredPods, sourc
 }
 
 /// Something of it runs.
-fn is_alive(pod: &RuntimePod) -> bool {
+pub fn is_alive(pod: &RuntimePod) -> bool {
     pod.has_ready_sandbox() || pod.running().next().is_some()
 }
 
