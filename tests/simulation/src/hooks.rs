@@ -216,10 +216,14 @@ impl World {
         }
     }
 
-    /// What kubelet-syncd tells of a pod.
+    /// What kubelet-syncd tells of a pod. Until the new instance is shown the one before it is, and that may be told once more, as for a
+    /// sentence for people that has changed: the count of restarts tells which one is meant.
     pub(crate) fn check_starting_told(&mut self, uid: &str, told: &Told) {
-        let wrong =
-            self.running(uid).find(|container| told.running.contains(container.name()) && self.is_starting(container));
+        let is_told = |container: &Container| {
+            let (name, count) = (container.name(), container.restart_count());
+            told.running.contains(name) && told.counts.get(name).is_none_or(|told| *told >= count)
+        };
+        let wrong = self.running(uid).find(|container| is_told(container) && self.is_starting(container));
         if let Some(name) = wrong.map(|container| container.name().to_owned()).filter(|_| told.worker == SYNCING) {
             let text = format!("{name} of {} is told to run, and its postStart has not succeeded", self.short(uid));
             self.breaks("post-start-first", text);
