@@ -52,14 +52,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_may_be_that_of_a_file_that_could_not_be_taken_is_spared() {
-        let found = |source: SourceKind| FoundPod {
-            uid: "theirs".into(),
-            namespace: "kube-system".into(),
-            name: "web-n".into(),
-            source,
-            runs: true,
-            containers: Vec::new(),
-        };
+        let found = |source: SourceKind| FoundPod { source, ..FoundPod::of_file("theirs", "kube-system", "web-n") };
         let pod = |name: &str, uid: &str| -> Pod {
             serde_json::from_value(json!({"metadata": {"namespace": "kube-system", "name": name, "uid": uid}})).unwrap()
         };
@@ -92,14 +85,7 @@ mod tests {
 
     #[test]
     fn a_pod_whose_manifest_was_taken_once_is_spared_for_no_other() {
-        let found = FoundPod {
-            uid: "theirs".into(),
-            namespace: "kube-system".into(),
-            name: "web-n".into(),
-            source: SourceKind::File,
-            runs: true,
-            containers: Vec::new(),
-        };
+        let found = FoundPod::of_file("theirs", "kube-system", "web-n");
         let pod = |uid: &str| -> Pod {
             let metadata = json!({"namespace": "kube-system", "name": "web-n", "uid": uid});
             serde_json::from_value(json!({ "metadata": metadata })).unwrap()

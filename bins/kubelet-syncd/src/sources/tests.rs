@@ -70,14 +70,7 @@ async fn sources_deliver_in_order_and_become_ready() {
 
 #[tokio::test]
 async fn who_may_be_spared_is_known_when_the_sources_are_ready() {
-    let found = FoundPod {
-        uid: "theirs".into(),
-        namespace: "default".into(),
-        name: "web-n".into(),
-        source: SourceKind::File,
-        runs: true,
-        containers: Vec::new(),
-    };
+    let found = FoundPod::of_file("theirs", "default", "web-n");
     let config = SourcesConfig {
         node: NodeName::parse("n").unwrap().into(),
         file: Some(FileConfig { path: "/m".into(), check_every: Duration::from_secs(20) }),

@@ -31,6 +31,21 @@ pub struct FoundPod {
     pub containers: Vec<(String, u32)>,
 }
 
+#[cfg(test)]
+impl FoundPod {
+    /// One from a manifest that runs, without what its containers were made of.
+    pub fn of_file(uid: &str, namespace: &str, name: &str) -> Self {
+        FoundPod {
+            uid: uid.to_owned(),
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            source: SourceKind::File,
+            runs: true,
+            containers: Vec::new(),
+        }
+    }
+}
+
 /// One recorded choice.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct UidChoice {

@@ -160,14 +160,7 @@ mod tests {
 
     #[tokio::test]
     async fn of_a_pod_that_is_spared_nothing_goes_when_one_of_its_containers_dies() {
-        let found = |name: &str| FoundPod {
-            uid: name.into(),
-            namespace: "default".into(),
-            name: format!("{name}-n"),
-            source: SourceKind::File,
-            runs: true,
-            containers: Vec::new(),
-        };
+        let found = |name: &str| FoundPod::of_file(name, "default", &format!("{name}-n"));
         let config = SourcesConfig {
             node: NodeName::parse("n").unwrap().into(),
             file: Some(FileConfig { path: "/m".into(), check_every: Duration::from_secs(20) }),
